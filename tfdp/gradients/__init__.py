@@ -1,0 +1,75 @@
+"""Per-unit clipped gradients.
+
+| formal guarantee     | one unit moves the returned sums by at most `clip_norm` in L2, all trainable variables together |
+|----------------------|---------------------------------------------------------------------------------------------|
+| non-finite gradient  | the unit contributes exactly zero                                                             |
+| padding (weight 0)   | contributes exactly zero, whatever it holds                                                   |
+| shared variables     | exact: uses are merged per variable before the norm                                           |
+| precision            | norms, factors and sums in float32 under every dtype policy                                   |
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfdp.errors import GradientError
+from tfdp.gradients import bookkeeping, vectorized
+
+METHODS = {"bookkeeping": bookkeeping.clipped_sums, "vectorized": vectorized.clipped_sums}
+
+
+def clipped_gradients(
+    model: Any,
+    data: Any,
+    clip_norm: float,
+    *,
+    unit_weight: Any = None,
+    records_per_unit: int = 1,
+    method: str = "bookkeeping",
+) -> tuple[list[Any], Any, Any]:
+    """Clipped per-unit gradients of the compiled loss, summed over the units of one microbatch.
+
+    Args:
+        model: built and compiled Keras model on the TensorFlow backend.
+        data: (x, y) or (x, y, sample_weight), nested tensors with leading axis units * records_per_unit.
+        clip_norm: C, the L2 bound on one unit's gradient.
+        unit_weight: [units], 1 for a unit and 0 for padding; None for all ones.
+        records_per_unit: consecutive records that belong to one unit; its loss is the loss of them together.
+        method: "bookkeeping", or "vectorized" for TensorFlow Privacy's path.
+
+    Returns:
+        (sums, norms, losses): sums like `model.trainable_variables` (float32), norms [units] before clipping, losses
+        [units]. Norms and losses of padding are 0.
+
+    Raises:
+        UnsupportedLayerError: a trainable layer without a rule, or a variable used past its layer.
+        LossNotPerUnitError: the loss is not one number per unit.
+        GradientError: wrong arguments.
+    """
+    import keras
+
+    if method not in METHODS:
+        raise GradientError(f"Expected method to be one of {sorted(METHODS)}. Received: method={method!r}.")
+    if not (isinstance(clip_norm, (int, float)) and 0 < clip_norm < float("inf")):
+        raise GradientError(f"Expected a finite clip_norm > 0. Received: clip_norm={clip_norm!r}.")
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+    x, y, sample_weight = (
+        part if part is None else tf.nest.map_structure(tf.convert_to_tensor, part) for part in (x, y, sample_weight)
+    )
+    records = tf.nest.flatten(x)[0].shape[0]
+    if records is None or records == 0 or records % records_per_unit:
+        raise GradientError(
+            f"Expected a known number of records that is a multiple of records_per_unit={records_per_unit}. "
+            f"Received: {records} records."
+        )
+    units = records // records_per_unit
+    weight = tf.ones([units]) if unit_weight is None else tf.convert_to_tensor(unit_weight, tf.float32)
+    if weight.shape != (units,):
+        raise GradientError(f"Expected unit_weight of shape ({units},). Received: shape {weight.shape}.")
+    sums, norms, losses, _ = METHODS[method](model, x, y, sample_weight, weight, float(clip_norm))
+    return sums, norms, losses
+
+
+__all__ = ["METHODS", "clipped_gradients"]

@@ -1,0 +1,105 @@
+"""Look-up tables: Embedding, ReversibleEmbedding (tied and untied), PositionEmbedding, the masked-LM head's bias.
+
+A tied table is used twice, as a look-up and as the kernel of the output projection; both uses are returned under the same
+variable, and the cross term between them is taken when they are merged.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfdp import keras_private
+from tfdp.errors import UnsupportedLayerError
+from tfdp.gradients import uses
+from tfdp.gradients.rules.base import Rule, UsesOf
+from tfdp.gradients.rules.dense import bias_use
+
+
+class EmbeddingRule(Rule):
+    """keras.layers.Embedding, with LoRA: table E + s*A@B."""
+
+    def uses(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], gradient: Any, units: int) -> UsesOf:
+        ids, gradient = args[0], tf.cast(gradient, tf.float32)
+        if not layer.lora_enabled:
+            return [(layer.embeddings, uses.gather(ids, gradient, layer.input_dim, units))]
+        a, b, scale = layer.lora_embeddings_a, layer.lora_embeddings_b, layer.lora_alpha / layer.lora_rank
+        picked = tf.gather(tf.cast(a.value, tf.float32), tf.cast(ids, tf.int32))
+        back = tf.einsum("...p,rp->...r", gradient, tf.cast(b.value, tf.float32))
+        return [
+            (a, uses.gather(ids, scale * back, layer.input_dim, units)),
+            (b, uses.outer(scale * picked, gradient, b.shape, units)),
+        ]
+
+
+class ReversibleEmbeddingRule(EmbeddingRule):
+    """keras.layers.ReversibleEmbedding: look-up, or projection back to the vocabulary with a soft cap."""
+
+    finish_attributes = ("logit_soft_cap",)
+
+    def finish(self, layer: Any, output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        cap = layer.logit_soft_cap
+        return output if cap is None or not _reversed(args, kwargs) else tf.tanh(output / cap) * cap
+
+    def uses(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], gradient: Any, units: int) -> UsesOf:
+        if not _reversed(args, kwargs):
+            return super().uses(layer, args, kwargs, gradient, units)
+        hidden, gradient = tf.cast(args[0], tf.float32), tf.cast(gradient, tf.float32)
+        if not layer.tie_weights:
+            variable = layer.reverse_embeddings
+            return [(variable, uses.outer(hidden, gradient, variable.shape, units))]
+        if not layer.lora_enabled:
+            return [(layer.embeddings, uses.outer(gradient, hidden, layer.embeddings.shape, units))]
+        a, b, scale = layer.lora_embeddings_a, layer.lora_embeddings_b, layer.lora_alpha / layer.lora_rank
+        narrow = tf.einsum("...p,rp->...r", hidden, tf.cast(b.value, tf.float32))
+        back = tf.einsum("...v,vr->...r", gradient, tf.cast(a.value, tf.float32))
+        return [
+            (a, uses.outer(gradient, scale * narrow, a.shape, units)),
+            (b, uses.outer(scale * back, hidden, b.shape, units)),
+        ]
+
+
+def _reversed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return bool(args[1] if len(args) > 1 else kwargs.get("reverse", False))
+
+
+class PositionEmbeddingRule(Rule):
+    """keras_hub.layers.PositionEmbedding: row t of the table is added to token t."""
+
+    def uses(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], gradient: Any, units: int) -> UsesOf:
+        start = args[1] if len(args) > 1 else kwargs.get("start_index", 0)
+        if kwargs.get("positions") is not None or len(args) > 2 or not isinstance(start, int) or start != 0:
+            raise UnsupportedLayerError(
+                f"Expected layer '{layer.name}' (PositionEmbedding) to be called without positions and from index 0. "
+                f"Received: start_index={start}, positions given. Train without a cache, or freeze the layer."
+            )
+        table = layer.position_embeddings
+        tokens, features = gradient.shape[-2:]
+        held = uses.direct(gradient, (tokens, features), units)
+        return [(table, uses.Direct(held.gradient, tuple(table.shape)))]
+
+
+class MaskedLMHeadRule(Rule):
+    """keras_hub.layers.MaskedLMHead over a tied table: the head itself holds only the output bias."""
+
+    finish_attributes = ("activation",)
+
+    def refuse(self, layer: Any) -> str | None:
+        return None if layer.token_embedding is not None else "it holds an output kernel of its own."
+
+    def uses(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], gradient: Any, units: int) -> UsesOf:
+        (bias,) = keras_private.own_variables(layer)
+        return [(bias, bias_use(bias, gradient, units))]
+
+
+def rules() -> dict[type, Rule]:
+    import keras
+    import keras_hub
+
+    return {
+        keras.layers.Embedding: EmbeddingRule(),
+        keras.layers.ReversibleEmbedding: ReversibleEmbeddingRule(),
+        keras_hub.layers.PositionEmbedding: PositionEmbeddingRule(),
+        keras_hub.layers.MaskedLMHead: MaskedLMHeadRule(),
+    }

@@ -1,0 +1,222 @@
+"""How one use of a variable in the forward pass makes its per-unit gradient.
+
+A rule turns (inputs, output gradients) of a layer call into uses. Each use knows three things about the per-unit
+gradient that it stands for, without forming it when it is large: the squared norm [units], the sum weighted by clip
+factors, and (when small) the per-unit gradient itself. Uses of the same variable are merged before the norm
+is taken, so that shared weights are exact.
+
+Leading axis everywhere: units. Records of one unit lie along the token axis.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdp.gradients.clipping import keep_or_zero
+
+
+def _float32(value: Any) -> Any:
+    return tf.cast(value, tf.float32)
+
+
+def _by_unit(value: Any, units: int, tail: int) -> Any:
+    """[batch, ..., (tail axes)] -> [units, tokens, (tail axes)]."""
+    tail_shape = value.shape[len(value.shape) - tail :] if tail else []
+    count = math.prod(value.shape)
+    tokens = count // (units * math.prod(tail_shape)) if count else 0
+    return tf.reshape(value, [units, tokens, *tail_shape])
+
+
+@dataclasses.dataclass
+class Outer:
+    """Gradient sum_t rows[t] (x) columns[t]: every kernel multiplication (Goodfellow 2015, arXiv 1510.01799).
+
+    rows: [units, T, d]; columns: [units, T, p]; axes: shape of the kernel as rows+columns, then how to permute it.
+    """
+
+    rows: Any
+    columns: Any
+    shape: tuple[int, ...]
+    permutation: tuple[int, ...] | None = None
+    _materialised: Any = None
+
+    @property
+    def materialise_is_cheaper(self) -> bool:
+        """Per-unit kernels are formed when they take no more room than what they are made from.
+
+        The Gram form costs T*T*(d+p) on top of the T*d*p of the weighted sum; the materialised form costs T*d*p
+        once and serves both, but holds d*p values per unit.
+        """
+        tokens, d, p = self.rows.shape[1], self.rows.shape[2], self.columns.shape[2]
+        return tokens == 0 or d * p <= 2 * tokens * (d + p)
+
+    def squared_norm(self) -> Any:
+        if self.rows.shape[1] == 1:
+            return tf.reduce_sum(self.rows**2, [1, 2]) * tf.reduce_sum(self.columns**2, [1, 2])
+        if self.materialise_is_cheaper:
+            self._materialised = tf.matmul(self.rows, self.columns, transpose_a=True)
+            return tf.reduce_sum(self._materialised**2, [1, 2])
+        gram = tf.matmul(self.rows, self.rows, transpose_b=True)
+        return tf.reduce_sum(gram * tf.matmul(self.columns, self.columns, transpose_b=True), [1, 2])
+
+    def _shaped(self, gradient: Any, leading: Sequence[int]) -> Any:
+        if self.permutation is None:
+            return tf.reshape(gradient, [*leading, *self.shape])
+        unpermuted = [0] * len(self.shape)
+        for position, axis in enumerate(self.permutation):
+            unpermuted[axis] = self.shape[position]
+        offset = len(leading)
+        gradient = tf.reshape(gradient, [*leading, *unpermuted])
+        return tf.transpose(gradient, [*range(offset), *(axis + offset for axis in self.permutation)])
+
+    def weighted_sum(self, factors: Any) -> Any:
+        if self._materialised is not None:
+            kept = keep_or_zero(self._materialised, factors, scale=True)
+            return self._shaped(tf.reduce_sum(kept, 0), [])
+        small, large = (self.rows, self.columns)
+        scale_rows = small.shape[2] <= large.shape[2]
+        rows = keep_or_zero(self.rows, factors, scale=scale_rows)
+        columns = keep_or_zero(self.columns, factors, scale=not scale_rows)
+        rows = tf.reshape(rows, [-1, rows.shape[2]])
+        columns = tf.reshape(columns, [-1, columns.shape[2]])
+        return self._shaped(tf.matmul(rows, columns, transpose_a=True), [])
+
+    def per_unit(self) -> Any:
+        gradient = tf.matmul(self.rows, self.columns, transpose_a=True)
+        return self._shaped(gradient, [gradient.shape[0]])
+
+    def merge(self, other: Outer) -> Outer:
+        rows = tf.concat([self.rows, other.rows], 1)
+        return Outer(rows, tf.concat([self.columns, other.columns], 1), self.shape, self.permutation)
+
+
+@dataclasses.dataclass
+class Gather:
+    """Gradient of a table look-up: row ids[t] receives columns[t].
+
+    ids: [units, T] int; columns: [units, T, p]; table of `vocabulary` rows.
+    """
+
+    ids: Any
+    columns: Any
+    vocabulary: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.vocabulary, self.columns.shape[2])
+
+    def squared_norm(self) -> Any:
+        same = tf.cast(self.ids[:, :, None] == self.ids[:, None, :], tf.float32)
+        return tf.reduce_sum(same * tf.matmul(self.columns, self.columns, transpose_b=True), [1, 2])
+
+    def cross(self, other: Outer) -> Any:
+        """Inner product [units] with a use of the same table as a kernel (a tied output projection)."""
+        picked = tf.gather(other.rows, self.ids, axis=2, batch_dims=1)  # [units, S, T]
+        return tf.reduce_sum(picked * tf.matmul(other.columns, self.columns, transpose_b=True), [1, 2])
+
+    def weighted_sum(self, factors: Any) -> Any:
+        columns = keep_or_zero(self.columns, factors, scale=True)
+        columns = tf.reshape(columns, [-1, columns.shape[2]])
+        return tf.math.unsorted_segment_sum(columns, tf.reshape(self.ids, [-1]), self.vocabulary)
+
+    def per_unit(self) -> Any:
+        return tf.matmul(tf.one_hot(self.ids, self.vocabulary), self.columns, transpose_a=True)
+
+    def merge(self, other: Gather) -> Gather:
+        columns = tf.concat([self.columns, other.columns], 1)
+        return Gather(tf.concat([self.ids, other.ids], 1), columns, self.vocabulary)
+
+
+@dataclasses.dataclass
+class Direct:
+    """A per-unit gradient that is small enough to hold: biases, scales, position tables.
+
+    gradient: [units, *part]; the variable's first axis may be longer than the part: the rest is zero (positions).
+    """
+
+    gradient: Any
+    shape: tuple[int, ...]
+
+    def squared_norm(self) -> Any:
+        return tf.reduce_sum(self.gradient**2, list(range(1, len(self.gradient.shape))))
+
+    def _padded(self, gradient: Any, axis: int) -> Any:
+        missing = self.shape[0] - gradient.shape[axis] if self.shape else 0
+        if not missing:
+            return gradient
+        paddings = [[0, missing if i == axis else 0] for i in range(len(gradient.shape))]
+        return tf.pad(gradient, paddings)
+
+    def weighted_sum(self, factors: Any) -> Any:
+        return self._padded(tf.reduce_sum(keep_or_zero(self.gradient, factors, scale=True), 0), 0)
+
+    def per_unit(self) -> Any:
+        return self._padded(self.gradient, 1)
+
+    def merge(self, other: Direct) -> Direct:
+        return Direct(self.per_unit() + other.per_unit(), self.shape)
+
+
+Use = Outer | Gather | Direct
+
+
+def outer(rows: Any, columns: Any, shape: Sequence[int], units: int, permutation: Any = None) -> Outer:
+    """An `Outer` from [batch, ..., d] and [batch, ..., p] in any float type."""
+    return Outer(
+        _by_unit(_float32(rows), units, 1), _by_unit(_float32(columns), units, 1), tuple(shape), permutation
+    )
+
+
+def gather(ids: Any, columns: Any, vocabulary: int, units: int) -> Gather:
+    """A `Gather` from [batch, ...] ids and [batch, ..., p] output gradients."""
+    return Gather(_by_unit(tf.cast(ids, tf.int32), units, 0), _by_unit(_float32(columns), units, 1), vocabulary)
+
+
+def direct(token_gradients: Any, shape: Sequence[int], units: int) -> Direct:
+    """A `Direct` from [batch, ..., *shape]: summed over every axis between batch and the variable's own."""
+    shape = tuple(shape)
+    return Direct(tf.reduce_sum(_by_unit(_float32(token_gradients), units, len(shape)), 1), shape)
+
+
+def merged(uses: Sequence[Use]) -> list[Use]:
+    """One use per kind; kernels whose factors cannot be concatenated are held per unit and added."""
+    kinds: dict[type, Any] = {}
+    for use in uses:
+        before = kinds.get(type(use))
+        if before is None:
+            kinds[type(use)] = use
+        elif isinstance(use, Outer) and use.permutation != before.permutation:
+            return [_held(uses)]
+        else:
+            kinds[type(use)] = before.merge(use)
+    if len(kinds) > 1 and set(kinds) != {Outer, Gather}:
+        return [_held(uses)]
+    if set(kinds) == {Outer, Gather} and (kinds[Outer].permutation or kinds[Outer].shape != kinds[Gather].shape):
+        return [_held(uses)]
+    return list(kinds.values())
+
+
+def _held(uses: Sequence[Use]) -> Direct:
+    total = uses[0].per_unit()
+    for use in uses[1:]:
+        total += use.per_unit()
+    return Direct(total, tuple(total.shape[1:]))
+
+
+def squared_norm(uses: Sequence[Use]) -> Any:
+    """Squared norm [units] of the gradient of one variable, all its (merged) uses together."""
+    total = tf.add_n([use.squared_norm() for use in uses])
+    if len(uses) == 2:
+        table, kernel = (uses if isinstance(uses[0], Gather) else reversed(uses))
+        total += 2.0 * table.cross(kernel)
+    return total
+
+
+def weighted_sum(uses: Sequence[Use], factors: Any) -> Any:
+    """Sum over units of factor * gradient, shaped like the variable."""
+    return tf.add_n([use.weighted_sum(factors) for use in uses])
