@@ -1,0 +1,34 @@
+"""The privacy spec: fields, reading with places, and nothing that imports TensorFlow."""
+
+from __future__ import annotations
+
+from tfdp.spec.fields import (
+    Accountant,
+    Budget,
+    Claim,
+    Data,
+    Evaluation,
+    Mechanism,
+    PrivacyUnit,
+    Sampling,
+    Tuning,
+    Waiver,
+)
+from tfdp.spec.privacy_spec import PrivacySpec, json_schema
+from tfdp.spec.schedule import Schedule
+
+__all__ = [
+    "Accountant",
+    "Budget",
+    "Claim",
+    "Data",
+    "Evaluation",
+    "Mechanism",
+    "PrivacySpec",
+    "PrivacyUnit",
+    "Sampling",
+    "Schedule",
+    "Tuning",
+    "Waiver",
+    "json_schema",
+]

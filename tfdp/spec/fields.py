@@ -1,0 +1,171 @@
+"""The fields of a privacy spec: what each one means, and which values it can hold at all.
+
+A field is constrained here only as far as its own value goes. Everything that takes two fields to see is a rule of
+`tfdp.review`. Nothing that defines the claim has a default; where there is one, it is the choice that claims least.
+"""
+
+from __future__ import annotations
+
+import datetime
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+# Beyond this a whole number is no longer exact as a float, and every count becomes a float in the accounting.
+MAX_COUNT = 2**53
+
+Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+PositiveNumber = Annotated[float, Field(gt=0)]
+OpenProbability = Annotated[float, Field(gt=0, lt=1)]
+Text = Annotated[str, Field(pattern=r"\S")]
+
+DataAccess = Literal["training", "tuning", "clip_selection", "evaluation"]
+
+
+class Section(BaseModel):
+    """One mapping of the spec: immutable, no unknown fields, no conversion between types, finite numbers."""
+
+    model_config = ConfigDict(
+        strict=True, frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+class PrivacyUnit(Section):
+    """What one person, document or record is, for the purpose of the claim."""
+
+    kind: Literal["example", "sequence", "document", "user"]
+    """What is added or removed between two neighbouring data sets."""
+    description: Text
+    """The unit in the words of the data set, such as "all e-mails sent from one address"."""
+    id_field: Text | None = None
+    """Field of a record that names its unit. Required for document and user."""
+    max_records_per_unit: Count | None = None
+    """The most records one unit contributes (k). Required for document and user."""
+    sequence_length: Count | None = None
+    """Tokens in one sequence. Required for kind sequence."""
+    method: Literal["native", "group_privacy", "user_wise_dp_sgd"] = "native"
+    """How the unit is protected: native (a unit is one record), group_privacy (records are sampled, the accounting
+    covers k of them at once) or user_wise_dp_sgd (units are sampled, and one unit's records are clipped together)."""
+    selection: (
+        Literal["random", "longest", "shortest", "highest_perplexity", "lowest_perplexity", "random_chunk"] | None
+    ) = None
+    """Which records stay when a unit has more than max_records_per_unit."""
+
+
+class Claim(Section):
+    """What is promised, to whom, about what."""
+
+    epsilon: PositiveNumber
+    """Upper bound of the privacy loss, for the whole of the training."""
+    delta: OpenProbability
+    """Probability left out of the bound. Below 1/num_units, or one whole unit may be published."""
+    privacy_unit: PrivacyUnit
+    """Whose presence the claim hides."""
+    adjacency: Literal["add_or_remove_one", "replace_one", "zero_out"]
+    """How two neighbouring data sets differ in one unit."""
+    trust_model: Literal["central", "local", "distributed"] = "central"
+    """Who sees raw data. In the central model the trainer does."""
+    release: Literal["all_checkpoints", "final_model", "predictions"] = "all_checkpoints"
+    """What leaves the trust boundary."""
+    data_accesses: Annotated[tuple[DataAccess, ...], Field(min_length=1, strict=False)]
+    """The accesses to private data that the claim covers."""
+
+
+class Data(Section):
+    """Public facts about the private data."""
+
+    num_units: Count
+    """Number of privacy units (N)."""
+    num_records: Count | None = None
+    """Number of records; required for group_privacy, where records are what is sampled."""
+    size_is_public: bool
+    """Whether the size may be known to anyone. The batch size and the denominator are derived from it."""
+    deduplication: Literal["none", "exact", "near"] = "none"
+    """Duplicates removed before training. A text that occurs twice is protected once."""
+
+
+class Mechanism(Section):
+    """What each step does to the gradients."""
+
+    clip_norm: PositiveNumber
+    """The most one unit moves the sum of gradients, in L2 (C)."""
+    noise_multiplier: PositiveNumber | None = None
+    """Standard deviation of the noise divided by clip_norm (sigma). null: calibrated to the claim."""
+    rng: Literal["csprng", "prng"] = "csprng"
+    """Source of the noise: the operating system's, or a seeded generator for tests."""
+
+
+class Sampling(Section):
+    """How batches are drawn, and how many."""
+
+    scheme: Literal["poisson", "truncated_poisson", "full_batch", "shuffle"]
+    """poisson: each unit joins each batch independently. shuffle can be written down, but never passes review."""
+    expected_batch_size: PositiveNumber | None = None
+    """Expected number of sampled units per step. Either this or probability."""
+    probability: PositiveNumber | None = None
+    """Probability that a unit joins a batch (q). Either this or expected_batch_size."""
+    steps: Count | None = None
+    """Number of noisy updates. Either this or epochs."""
+    epochs: PositiveNumber | None = None
+    """Expected number of times that a unit is used. Either this or steps."""
+    truncated_batch_size: Count | None = None
+    """Largest batch of truncated_poisson; a larger draw keeps a uniformly random part."""
+    microbatch_size: Count | None = None
+    """Units per forward pass. Has no effect on privacy."""
+
+
+class Accountant(Section):
+    """Who computes epsilon."""
+
+    name: Literal["pld", "rdp", "prv"] = "pld"
+    """pld: privacy loss distributions. rdp: Renyi, looser. prv is answered by pld, of the same family."""
+
+
+class Tuning(Section):
+    """How hyperparameters were, or will be, chosen."""
+
+    kind: Literal["none", "public", "private"]
+    """On nothing, on public data, or on the private data."""
+    trials: Count | None = None
+    """Training runs on the private data before this one."""
+    accounted: bool = False
+    """Whether the privacy loss of the trials is counted, in this claim or in a budget."""
+
+
+class Evaluation(Section):
+    """What the model card has to show."""
+
+    group_field: Text | None = None
+    """Field of a record that names its group, for metrics per group."""
+    metrics: Annotated[tuple[Text, ...], Field(strict=False)] = ()
+    """Names of the metrics."""
+    min_group_size: Count | None = None
+    """Groups with fewer units are suppressed."""
+    membership_inference: Literal["required", "not_required"] = "not_required"
+    """Whether a membership-inference test belongs to the release."""
+
+
+class Budget(Section):
+    """What all releases from one data set may spend together."""
+
+    dataset_id: Text
+    """Name of the data set in the ledger of budgets."""
+    ledger: Text | None = None
+    """Where earlier spending is recorded."""
+    epsilon_cap: PositiveNumber | None = None
+    """The most epsilon that all releases may spend."""
+    delta_cap: OpenProbability | None = None
+    """The most delta that all releases may spend."""
+
+
+class Waiver(Section):
+    """A finding that somebody accepts, for a reason and for a time."""
+
+    finding: Annotated[str, Field(pattern=r"^PS[0-9]{3}$")]
+    """Id of the finding."""
+    reason: Text
+    """Why it is acceptable here."""
+    owner: Text | None = None
+    """Who answers for it."""
+    expires: Annotated[datetime.date, Field(strict=False)]
+    """Last day of the waiver, as YYYY-MM-DD."""

@@ -1,0 +1,184 @@
+"""PrivacySpec: the reviewed statement of a privacy claim, and of the mechanism that is to earn it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PrivateAttr, ValidationError
+
+from tfdp.errors import SpecError
+from tfdp.files import sha256_text
+from tfdp.findings import Finding, Severity
+from tfdp.spec import faults
+from tfdp.spec.fields import (
+    Accountant,
+    Budget,
+    Claim,
+    Data,
+    Evaluation,
+    Mechanism,
+    Sampling,
+    Section,
+    Tuning,
+    Waiver,
+)
+from tfdp.spec.reading import Document, Format, Path, Position, ReadingError, read
+from tfdp.spec.schedule import Schedule, schedule
+
+SCHEMA_ID = "urn:tfdp:schema:privacy-spec:1.0"
+_FORMATS: dict[str, Format] = {".yaml": "yaml", ".yml": "yaml", ".json": "json"}
+
+
+class PrivacySpec(Section):
+    """A differential privacy claim, and the training that is to earn it.
+
+    Read it with `from_file`, `from_text` or `from_dict`; each raises `SpecError` with one finding per fault. A spec
+    that can be read is well formed, no more: `tfdp.review` says whether the claim is earned.
+    """
+
+    schema_version: Literal["1.0"]
+    """Version of this format."""
+    claim: Claim
+    """What is promised."""
+    data: Data
+    """Public facts about the private data."""
+    mechanism: Mechanism
+    """Clipping and noise."""
+    sampling: Sampling
+    """How batches are drawn, and how many."""
+    accountant: Accountant = Accountant()
+    """Who computes epsilon."""
+    tuning: Tuning | None = None
+    """How hyperparameters were chosen. Absent: not stated."""
+    evaluation: Evaluation | None = None
+    """What the model card has to show."""
+    budget: Budget | None = None
+    """What all releases from one data set may spend together."""
+    waivers: Annotated[tuple[Waiver, ...], Field(strict=False)] = ()
+    """Findings that somebody accepts."""
+
+    _file: str | None = PrivateAttr(default=None)
+    _positions: dict[Path, Position] = PrivateAttr(default_factory=dict)
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str]) -> PrivacySpec:
+        """Reads a .yaml, .yml or .json file.
+
+        Raises:
+            SpecError: the file cannot be read, or is not a valid spec.
+        """
+        name = os.fspath(path)
+        if os.path.isdir(name):
+            raise _unreadable(name, "expected a privacy spec, received a directory.", "Name the file in it.")
+        format = _FORMATS.get(pathlib.PurePath(name).suffix.lower())
+        if format is None:
+            raise _unreadable(name, "expected a file named .yaml, .yml or .json, received another name.", "Rename it.")
+        try:
+            text = pathlib.Path(name).read_bytes().decode("utf-8")
+        except FileNotFoundError:
+            raise _unreadable(
+                name, "expected a privacy spec, received a path where no file is.", "Check the path."
+            ) from None
+        except UnicodeDecodeError as error:
+            message = f"expected UTF-8 text, received byte 0x{error.object[error.start]:02x} at offset {error.start}."
+            raise _unreadable(name, message, "Save the file as UTF-8.") from None
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise _unreadable(name, f"expected a readable file, received: {reason}.", "Check the path.") from None
+        return cls.from_text(text, format=format, name=name)
+
+    @classmethod
+    def from_text(cls, text: str, format: Format = "yaml", name: str = "<text>") -> PrivacySpec:
+        """Reads YAML or JSON; `name` stands in messages where a file name would.
+
+        Raises:
+            SpecError: the text is not a valid spec.
+        """
+        try:
+            document = read(text, format)
+        except ReadingError as error:
+            raise _invalid(name, [faults.reading_finding(error, name)]) from None
+        return cls._validated(document, name)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], name: str | None = None) -> PrivacySpec:
+        """Takes plain values, such as those that `to_dict` gives.
+
+        Raises:
+            SpecError: the values are not a valid spec.
+        """
+        return cls._validated(Document(values), name)
+
+    @classmethod
+    def _validated(cls, document: Document, name: str | None) -> PrivacySpec:
+        try:
+            spec = cls.model_validate(document.value)
+        except ValidationError as error:
+            details = error.errors(include_url=False)
+            raise _invalid(name, faults.field_findings(details, cls, name, document.positions)) from None
+        spec._file, spec._positions = name, document.positions
+        return spec
+
+    @property
+    def digest(self) -> str:
+        """Hexadecimal SHA-256 of the canonical JSON: the same for every way of writing the same spec."""
+        return sha256_text(json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"), allow_nan=False))
+
+    @property
+    def schedule(self) -> Schedule:
+        """The sampling section in numbers.
+
+        Raises:
+            ValueError: the sampling section says too little or too much (PS014 or PS005 of `tfdp.review`).
+        """
+        return schedule(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values of every field, defaults included."""
+        return self.model_dump(mode="json")
+
+    def finding(self, id: str, severity: Severity, path: Path, message: str, fix: str) -> Finding:
+        """A finding at a field of this spec, with its place in the file."""
+        line, column = faults.place(self._positions, path)
+        return Finding(
+            id=id,
+            severity=severity,
+            where=faults.dotted(path),
+            message=message,
+            fix=fix,
+            file=self._file,
+            line=line,
+            column=column,
+        )
+
+    def __eq__(self, other: object) -> bool:
+        """Equal when every field is: where a spec was read from does not matter."""
+        return self.to_dict() == other.to_dict() if isinstance(other, PrivacySpec) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON schema (draft 2020-12) of a privacy spec.
+
+    It helps an editor; it is not the check. Validators accept a YAML `.nan` against bounds, and know no review.
+    """
+    schema = PrivacySpec.model_json_schema()
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA_ID}
+    return head | schema | {"title": "tfdp privacy spec 1.0"}
+
+
+def _invalid(name: str | None, findings: list[Finding]) -> SpecError:
+    count = "1 fault" if len(findings) == 1 else f"{len(findings)} faults"
+    lines = [f"expected a valid privacy spec, received {count} in {name or 'the values given'}:"]
+    return SpecError("\n  ".join([*lines, *map(str, findings)]), findings)
+
+
+def _unreadable(name: str, message: str, fix: str) -> SpecError:
+    finding = Finding(id="PS000", severity=Severity.ERROR, where="spec", message=message, fix=fix, file=name)
+    return _invalid(name, [finding])

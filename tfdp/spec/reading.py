@@ -1,0 +1,307 @@
+"""YAML and JSON to plain values, each with the line and column it came from.
+
+Only what a reviewer can read off the page is accepted: no key twice, no aliases, no tags, no merge keys, no second
+document. Numbers are checked later, by the fields.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, NoReturn
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+Format = Literal["yaml", "json"]
+Path = tuple[str | int, ...]
+
+MAX_CHARACTERS = 1 << 20
+MAX_DEPTH = 32
+
+
+@dataclass(frozen=True)
+class Position:
+    """1-based place of a value, and of the key that it belongs to."""
+
+    line: int
+    column: int
+    key_line: int
+    key_column: int
+
+
+@dataclass(frozen=True)
+class Document:
+    """Plain values (dict, list, str, int, float, bool, None) and where they stand."""
+
+    value: Any
+    positions: dict[Path, Position] = field(default_factory=dict)
+
+
+class ReadingError(Exception):
+    """The text is not a document that can be checked field by field."""
+
+    def __init__(
+        self, id: str, message: str, fix: str, *, line: int | None = None, column: int | None = None, path: Path = ()
+    ):
+        super().__init__(message)
+        self.id, self.message, self.fix = id, message, fix
+        self.line, self.column, self.path = line, column, path
+
+
+def read(text: str, format: Format) -> Document:
+    """Reads a text.
+
+    Raises:
+        ReadingError: at the first fault of the notation itself.
+    """
+    text = text.removeprefix("\ufeff")
+    if len(text) > MAX_CHARACTERS:
+        raise ReadingError(
+            "PS000",
+            f"expected at most {MAX_CHARACTERS} characters, received {len(text)}.",
+            "Is this the right file? A spec is about a page long.",
+        )
+    if not text.strip():
+        raise ReadingError(
+            "PS000", "expected a privacy spec, received an empty document.", "Start from one in examples/specs."
+        )
+    try:
+        return _read_json(text) if format == "json" else _read_yaml(text)
+    except RecursionError:
+        _too_deep()
+
+
+def _read_yaml(text: str) -> Document:
+    if directive := re.search(r"^%.*", text, flags=re.MULTILINE):
+        # "%YAML 1.1" would change what 010 or yes mean.
+        line = text.count("\n", 0, directive.start()) + 1
+        raise ReadingError(
+            "PS000", f"expected no directive, received {directive[0]!r}.", "Delete the line.", line=line, column=1
+        )
+    yaml = YAML(typ="safe", pure=True)
+    try:
+        root = yaml.compose(text)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        raise ReadingError(
+            "PS000",
+            f"expected YAML, received a syntax error: {error.problem or error.context}.",
+            "Correct the notation at this place.",
+            line=mark.line + 1 if mark else None,
+            column=mark.column + 1 if mark else None,
+        ) from None
+    except YAMLError as error:
+        raise ReadingError(
+            "PS000", f"expected YAML, received: {str(error).splitlines()[0]}.", "Is this the right file?"
+        ) from None
+    if root is None:
+        raise ReadingError(
+            "PS000", "expected a privacy spec, received only comments.", "Start from one in examples/specs."
+        )
+    return _YamlDocument(yaml).read(root)
+
+
+class _YamlDocument:
+    """Builds plain values from ruamel's node tree, which keeps the position of every node."""
+
+    def __init__(self, yaml: YAML):
+        self._construct = yaml.constructor.construct_object
+        self._positions: dict[Path, Position] = {}
+        self._seen: set[int] = set()
+
+    def read(self, root: Node) -> Document:
+        self._positions[()] = Position(*_mark(root), *_mark(root))
+        return Document(self._value(root, ()), self._positions)
+
+    def _value(self, node: Node, path: Path) -> Any:
+        if len(path) > MAX_DEPTH:
+            _too_deep(*_mark(node))
+        if id(node) in self._seen:
+            self._refuse(
+                node, path, "an alias (*)", "Write the value out, so that a reviewer sees it where it is used."
+            )
+        self._seen.add(id(node))
+        if isinstance(node, MappingNode) and node.tag == "tag:yaml.org,2002:map":
+            return {key: self._value(child, (*path, key)) for key, child in self._entries(node, path)}
+        if isinstance(node, SequenceNode) and node.tag == "tag:yaml.org,2002:seq":
+            items = []
+            for index, child in enumerate(node.value):
+                self._positions[(*path, index)] = Position(*_mark(child), *_mark(child))
+                items.append(self._value(child, (*path, index)))
+            return items
+        if isinstance(node, ScalarNode):
+            return self._scalar(node, path)
+        self._refuse(node, path, f"the tag {node.tag}", "Delete the tag.")
+
+    def _entries(self, node: MappingNode, path: Path) -> Iterator[tuple[str, Node]]:
+        for key_node, child in node.value:
+            if not isinstance(key_node, ScalarNode) or key_node.tag != "tag:yaml.org,2002:str":
+                self._refuse(
+                    key_node, path, "a key that is not a plain word", "Write a field name followed by a colon."
+                )
+            key = str(key_node.value)
+            inside = (*path, key)
+            if inside in self._positions:
+                _duplicate(key, inside, *_mark(key_node), first=self._positions[inside].key_line)
+            self._positions[inside] = Position(*_mark(child), *_mark(key_node))
+            yield key, child
+
+    def _scalar(self, node: ScalarNode, path: Path) -> Any:
+        kind = str(node.tag).removeprefix("tag:yaml.org,2002:")
+        if kind in ("str", "timestamp"):
+            return str(node.value)
+        if kind not in ("null", "bool", "int", "float"):
+            self._refuse(node, path, f"the tag {node.tag}", "Delete the tag.")
+        if node.style in ("'", '"', "|", ">"):
+            self._refuse(node, path, f"a quoted text tagged as {kind}", "Write the value without quotes and tag.")
+        try:
+            return self._construct(node)
+        except ValueError:  # Python refuses to read a whole number of more than 4300 digits.
+            self._refuse(node, path, "a number that is too long", "Write a number in the usual range.")
+
+    def _refuse(self, node: Node, path: Path, received: str, fix: str) -> NoReturn:
+        line, column = _mark(node)
+        raise ReadingError(
+            "PS000", f"expected a plain value, received {received}.", fix, line=line, column=column, path=path
+        )
+
+
+def _read_json(text: str) -> Document:
+    document = _JsonDocument(text)
+    try:
+        return document.read()
+    except json.JSONDecodeError as error:
+        raise ReadingError(
+            "PS000",
+            f"expected JSON, received a syntax error: {error.msg}.",
+            "Correct the notation at this place.",
+            line=error.lineno,
+            column=error.colno,
+        ) from None
+
+
+class _JsonDocument:
+    """Walks objects and arrays itself, to know where things stand; scalars are read by the json module."""
+
+    def __init__(self, text: str):
+        self._text = text
+        self._line_starts = [0, *(match.end() for match in re.finditer("\n", text))]
+        self._positions: dict[Path, Position] = {}
+        self._scalars = json.JSONDecoder(parse_constant=self._constant)
+        self._path: Path = ()
+        self._at = 0
+
+    def read(self) -> Document:
+        start = self._skip(0)
+        self._positions[()] = Position(*self._place(start), *self._place(start))
+        value, end = self._value(start, ())
+        end = self._skip(end)
+        if end != len(self._text):
+            raise json.JSONDecodeError("Extra data", self._text, end)
+        return Document(value, self._positions)
+
+    def _value(self, at: int, path: Path) -> tuple[Any, int]:
+        if len(path) > MAX_DEPTH:
+            _too_deep(*self._place(at))
+        opening = self._text[at : at + 1]
+        if opening == "{":
+            return self._object(at, path)
+        if opening == "[":
+            return self._array(at, path)
+        self._path, self._at = path, at
+        try:
+            value, end = self._scalars.raw_decode(self._text, at)
+        except json.JSONDecodeError:
+            raise
+        except ValueError:  # Python refuses to read a whole number of more than 4300 digits.
+            self._refuse("a number that is too long", "Write a number in the usual range.")
+        return value, end
+
+    def _object(self, at: int, path: Path) -> tuple[dict[str, Any], int]:
+        values: dict[str, Any] = {}
+        at = self._skip(at + 1)
+        if self._text[at : at + 1] == "}":
+            return values, at + 1
+        while True:
+            if self._text[at : at + 1] != '"':
+                raise json.JSONDecodeError("Expecting property name enclosed in double quotes", self._text, at)
+            key_place = self._place(at)
+            key, end = self._scalars.raw_decode(self._text, at)
+            inside = (*path, key)
+            if key in values:
+                _duplicate(key, inside, *key_place, first=self._positions[inside].key_line)
+            at = self._skip(self._expect(":", self._skip(end)))
+            self._positions[inside] = Position(*self._place(at), *key_place)
+            values[key], end = self._value(at, inside)
+            at = self._skip(end)
+            if self._text[at : at + 1] == "}":
+                return values, at + 1
+            at = self._skip(self._expect(",", at))
+
+    def _array(self, at: int, path: Path) -> tuple[list[Any], int]:
+        values: list[Any] = []
+        at = self._skip(at + 1)
+        if self._text[at : at + 1] == "]":
+            return values, at + 1
+        while True:
+            inside = (*path, len(values))
+            self._positions[inside] = Position(*self._place(at), *self._place(at))
+            value, end = self._value(at, inside)
+            values.append(value)
+            at = self._skip(end)
+            if self._text[at : at + 1] == "]":
+                return values, at + 1
+            at = self._skip(self._expect(",", at))
+
+    def _constant(self, name: str) -> NoReturn:
+        self._refuse(name, "Write a finite number.", id="PS002", expected="a finite number")
+
+    def _refuse(self, received: str, fix: str, *, id: str = "PS000", expected: str = "a plain value") -> NoReturn:
+        line, column = self._place(self._at)
+        raise ReadingError(
+            id, f"expected {expected}, received {received}.", fix, line=line, column=column, path=self._path
+        )
+
+    def _expect(self, character: str, at: int) -> int:
+        if self._text[at : at + 1] != character:
+            raise json.JSONDecodeError(f"Expecting '{character}' delimiter", self._text, at)
+        return at + 1
+
+    def _skip(self, at: int) -> int:
+        while at < len(self._text) and self._text[at] in " \t\r\n":
+            at += 1
+        return at
+
+    def _place(self, at: int) -> tuple[int, int]:
+        line = bisect.bisect_right(self._line_starts, at)
+        return line, at - self._line_starts[line - 1] + 1
+
+
+def _duplicate(key: str, path: Path, line: int, column: int, *, first: int) -> NoReturn:
+    raise ReadingError(
+        "PS002",
+        f"expected each field once, received {key!r} a second time (first on line {first}).",
+        "Keep one of the two: which one counts would depend on the reader.",
+        line=line,
+        column=column,
+        path=path,
+    )
+
+
+def _too_deep(line: int | None = None, column: int | None = None) -> NoReturn:
+    raise ReadingError(
+        "PS000",
+        f"expected at most {MAX_DEPTH} levels, received more.",
+        "Is this the right file?",
+        line=line,
+        column=column,
+    )
+
+
+def _mark(node: Node) -> tuple[int, int]:
+    return node.start_mark.line + 1, node.start_mark.column + 1
