@@ -29,11 +29,6 @@ class Schedule:
     steps: int
     records_per_unit: int
 
-    @property
-    def passes(self) -> int:
-        """How often each item is used when batches are cut from a shuffled list, rounded up."""
-        return math.ceil(self.steps * self.sampling_probability * (1 - 1e-9))
-
 
 def schedule(spec: PrivacySpec) -> Schedule:
     """The schedule of a spec.

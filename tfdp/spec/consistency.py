@@ -1,0 +1,104 @@
+"""Where the numbers of a spec contradict each other, or leave something open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tfdp.spec.privacy_spec import PrivacySpec
+    from tfdp.spec.schedule import Schedule
+
+# Path of the field, message, remedy.
+Conflict = tuple[tuple[str, ...], str, str]
+
+
+def conflicts(spec: PrivacySpec) -> Iterator[Conflict]:
+    """Every contradiction between probability, batch sizes, steps, epochs and sizes of the data."""
+    yield from _batch_conflicts(spec)
+    yield from _length_conflicts(spec)
+    yield from _size_conflicts(spec)
+
+
+def population(spec: PrivacySpec) -> tuple[int, str]:
+    """What the sampler draws from, and the name of that number."""
+    unit = spec.claim.privacy_unit
+    if unit.method == "group_privacy" and (unit.max_records_per_unit or 1) > 1 and spec.data.num_records is not None:
+        return spec.data.num_records, "data.num_records"
+    return spec.data.num_units, "data.num_units"
+
+
+def _batch_conflicts(spec: PrivacySpec) -> Iterator[Conflict]:
+    sampling, (total, name) = spec.sampling, population(spec)
+    size, probability = sampling.expected_batch_size, sampling.probability
+    if sampling.scheme == "full_batch":
+        if size is not None and size != total:
+            message = f"expected the full batch of {name} = {total}, received {size:g}."
+            yield ("sampling", "expected_batch_size"), message, "Delete it, or use scheme poisson."
+        if probability is not None and probability != 1:
+            message = f"expected probability 1 with full_batch, received {probability:g}."
+            yield ("sampling", "probability"), message, "Delete it, or use scheme poisson."
+    elif size is None and probability is None:
+        message = "expected expected_batch_size or probability, received neither."
+        yield ("sampling",), message, "Add one of them."
+    elif size is not None and probability is not None:
+        message = (
+            f"expected either expected_batch_size or probability, received both: {size:g} "
+            f"and {probability:g} * {total} = {probability * total:g}."
+        )
+        yield ("sampling", "probability"), message, "Keep one of them; the other follows."
+    if sampling.scheme == "truncated_poisson" and sampling.truncated_batch_size is None:
+        message = "expected truncated_batch_size with scheme truncated_poisson, received nothing."
+        yield ("sampling", "scheme"), message, "Add it, or use scheme poisson."
+    if sampling.scheme != "truncated_poisson" and sampling.truncated_batch_size is not None:
+        message = (
+            f"expected no truncated_batch_size with scheme {sampling.scheme}, received {sampling.truncated_batch_size}."
+        )
+        yield ("sampling", "truncated_batch_size"), message, "Delete it, or use scheme truncated_poisson."
+
+
+def _length_conflicts(spec: PrivacySpec) -> Iterator[Conflict]:
+    sampling, schedule = spec.sampling, None
+    if sampling.steps is None and sampling.epochs is None:
+        yield ("sampling",), "expected steps or epochs, received neither.", "Add one of them."
+    elif sampling.steps is not None and sampling.epochs is not None:
+        message = f"expected either steps or epochs, received both: {sampling.steps} and {sampling.epochs:g}"
+        without = spec.model_copy(update={"sampling": sampling.model_copy(update={"steps": None})})
+        schedule = _computed_schedule(without)
+        message += f" epochs, which are {schedule.steps} steps." if schedule else " epochs."
+        yield ("sampling", "epochs"), message, "Keep one of them; the other follows."
+    else:
+        schedule = _computed_schedule(spec)
+        if schedule is not None and schedule.steps < 1:
+            message = f"expected at least one step, received {sampling.epochs:g} epochs at q = "
+            message += f"{schedule.sampling_probability:g}, which is less than one."
+            yield ("sampling", "epochs"), message, "Raise epochs."
+
+
+def _size_conflicts(spec: PrivacySpec) -> Iterator[Conflict]:
+    data, unit = spec.data, spec.claim.privacy_unit
+    if data.num_records is None:
+        return
+    if data.num_records < data.num_units:
+        message = (
+            f"expected at least one record per unit, received {data.num_records} records for {data.num_units} units."
+        )
+        yield ("data", "num_records"), message, "Correct num_records or num_units."
+    most = data.num_units * (unit.max_records_per_unit or 1)
+    if unit.method == "group_privacy" and data.num_records > most:
+        message = (
+            f"expected at most max_records_per_unit * num_units = {most} records after bounding contributions, "
+            f"received {data.num_records}."
+        )
+        yield (
+            ("data", "num_records"),
+            message,
+            "Count the records that may be sampled, or correct max_records_per_unit.",
+        )
+
+
+def _computed_schedule(spec: PrivacySpec) -> Schedule | None:
+    try:
+        return spec.schedule
+    except ValueError:
+        return None
