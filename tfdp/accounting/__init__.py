@@ -1,0 +1,41 @@
+"""Privacy accounting: what a step is, what it costs, and how much noise a claim needs.
+
+No TensorFlow. The numbers come from dp-accounting; this package decides which of its accountants may be asked, on which
+grid, and refuses the combinations that would give a number without a guarantee behind it.
+"""
+
+from tfdp.accounting.accountants import (
+    ACCOUNTANTS,
+    ADJACENCIES,
+    default_grid,
+    delta,
+    describe_accountant,
+    epsilon,
+    epsilon_curve,
+    library_version,
+    supports,
+    unamplified_epsilon,
+    unsupported_reason,
+)
+from tfdp.accounting.calibration import Calibration, calibrate_noise_multiplier
+from tfdp.accounting.events import SCHEMES, event_from_dict, event_to_dict, step_event
+
+__all__ = [
+    "ACCOUNTANTS",
+    "ADJACENCIES",
+    "SCHEMES",
+    "Calibration",
+    "calibrate_noise_multiplier",
+    "default_grid",
+    "delta",
+    "describe_accountant",
+    "epsilon",
+    "epsilon_curve",
+    "event_from_dict",
+    "event_to_dict",
+    "library_version",
+    "step_event",
+    "supports",
+    "unamplified_epsilon",
+    "unsupported_reason",
+]
