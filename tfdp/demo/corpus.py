@@ -16,6 +16,7 @@ from tfdp.errors import DataError
 _SKIPPED_FOLDERS = {"__pycache__", "dist-packages", "site-packages", "test", "tests"}
 _SKIPPED_FOLDERS |= {"ensurepip", "idlelib", "lib2to3", "pydoc_data", "turtledemo"}
 _SKIPPED_PREFIXES = ("config-", "_sysconfigdata", "sitecustomize", "usercustomize")
+_TOPICS_WITH_DOCSTRINGS = {"debugger"}  # repeats the docstrings of pdb, which are private here
 _FEWEST_PLAUSIBLE = 2000
 _SHORTEST = 16
 _HELD_OUT_SHARE = 0.1
@@ -92,7 +93,7 @@ def public_topics() -> dict[str, str]:
     """The help topics of the language reference by name: the public part."""
     from pydoc_data.topics import topics
 
-    return dict(sorted(topics.items()))
+    return {name: text for name, text in sorted(topics.items()) if name not in _TOPICS_WITH_DOCSTRINGS}
 
 
 def _sources(root: pathlib.Path) -> Iterator[pathlib.Path]:

@@ -96,13 +96,10 @@ def perplexity(model: Any, records: Sequence[np.ndarray], *, tokenizer: Any = No
 
 
 def token_bytes(tokenizer: Any) -> np.ndarray:
-    """Number of bytes of text that each token id stands for; a special token stands for none."""
-    sizes = np.zeros(tokenizer.vocabulary_size(), np.int64)
+    """Number of bytes of text that each id of a byte-level tokenizer stands for; a special token stands for none."""
     special = set(tokenizer.special_tokens)
-    for token, number in (
-        tokenizer.get_vocabulary_items()
-        if hasattr(tokenizer, "get_vocabulary_items")
-        else [(token, tokenizer.token_to_id(token)) for token in tokenizer.get_vocabulary()]
-    ):
-        sizes[number] = 0 if token in special else len(token)
+    sizes = np.zeros(tokenizer.vocabulary_size(), np.int64)
+    for token in tokenizer.get_vocabulary():
+        # In a byte-level vocabulary every character is one byte.
+        sizes[tokenizer.token_to_id(token)] = 0 if token in special else len(token)
     return sizes
