@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, get_args
@@ -112,7 +113,7 @@ def _explain(detail: ErrorDetails, path: Path, model: type[BaseModel]) -> tuple[
         return "PS000", "expected this field, received nothing.", _help(model, path).replace("Correct it; ", "Add ", 1)
     if kind == "extra_forbidden":
         return "PS000", f"expected a known field, received {str(path[-1])!r}.", _suggestion(model, path)
-    if kind == "finite_number":
+    if kind == "finite_number" or (isinstance(value, float) and not math.isfinite(value)):
         return "PS002", f"expected a finite number, {received}", "Write a finite number."
     if kind in ("float_type", "int_type"):
         expected = f"expected {_KINDS[kind]}, {received}"

@@ -15,6 +15,7 @@ from typing import Any, Literal, NoReturn
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.events import CollectionEndEvent, CollectionStartEvent
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 Format = Literal["yaml", "json"]
@@ -85,6 +86,7 @@ def _read_yaml(text: str) -> Document:
         )
     yaml = YAML(typ="safe", pure=True)
     try:
+        _check_depth(text)
         root = yaml.compose(text)
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -104,6 +106,15 @@ def _read_yaml(text: str) -> Document:
             "PS000", "expected a privacy spec, received only comments.", "Start from one in examples/specs."
         )
     return _YamlDocument(yaml).read(root)
+
+
+def _check_depth(text: str) -> None:
+    """Stops at the first bracket too many: composing a long row of them would take time that grows with its square."""
+    depth = 0
+    for event in YAML(typ="safe", pure=True).parse(text):
+        depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            _too_deep(event.start_mark.line + 1, event.start_mark.column + 1)
 
 
 class _YamlDocument:
