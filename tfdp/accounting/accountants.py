@@ -240,6 +240,7 @@ def _delta_error(steps: int) -> float:
     return _DELTA_ERROR_BASE + _DELTA_ERROR_PER_STEP * steps
 
 
+@functools.lru_cache(maxsize=256)
 def _pld_epsilon(event: dp_accounting.DpEvent, steps: int, delta: float, adjacency: str, grid: float) -> float:
     error = _delta_error(steps)
     if delta < 10 * error:

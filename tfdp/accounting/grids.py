@@ -1,7 +1,7 @@
 """How finely privacy losses are discretised when the caller does not say.
 
-The bound holds at any grid; a fine one is tight, a coarse one is fast. The usual grid is refined for steps whose privacy
-loss is hardly larger than a cell, and coarsened where an array would not fit into a few seconds.
+The bound holds at any grid; a fine one is tight, a coarse one is fast. The usual grid is refined for steps whose
+privacy loss is hardly larger than a cell, and coarsened where an array would not fit into a few seconds.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from tfdp import __version__
-from tfdp.cli import schema, validate
+from tfdp.cli import account, schema, validate
 from tfdp.errors import TfdpError
 
 app = typer.Typer(
@@ -46,6 +46,7 @@ def _root(
 
 validate.register(app)
 schema.register(app)
+account.register(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,0 +1,271 @@
+"""The plan: the one object that couples sampler, clip norm, noise, denominator, event and steps.
+
+Everything that runs takes its numbers from here, so that what runs is what was accounted. Epsilon at any step is a
+property of the plan, not of a progress counter somewhere else.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import functools
+import json
+import math
+from typing import Any
+
+import dp_accounting
+
+from tfdp import accounting
+from tfdp.errors import AccountingError, PlanError
+from tfdp.files import sha256_text
+from tfdp.findings import errors
+from tfdp.review import RELATIVE_SLACK, review
+from tfdp.spec import PrivacySpec
+
+_CURVE_POINTS = 40
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What one training run is allowed to do; made by `make_plan`, never by hand.
+
+    Attributes:
+        num_units: N, the units that are sampled from.
+        sampling_probability: q, the chance of each unit to join each batch.
+        expected_batch_size: q * N, the public constant that every noisy sum is divided by.
+        truncated_batch_size: the largest batch, with scheme truncated_poisson only.
+        steps: noisy updates in all; `steps_per_epoch` and `epochs` cut them for `fit` (the last epoch may be shorter).
+        clip_norm: C; one unit moves the sum of gradients by at most this much.
+        noise_multiplier: sigma; the noise has standard deviation `noise_stddev` = sigma * C.
+        target_epsilon: the claim, which `epsilon(steps)` does not exceed.
+        microbatch_size: units per forward pass, None for the caller's choice; no effect on privacy.
+        records_per_unit: records that are clipped together as one unit.
+        seed: reproducible draws for tests, None for the operating system's entropy.
+        step_event: what one step is, in the words of dp-accounting.
+
+    Raises:
+        PlanError: the fields contradict each other.
+    """
+
+    spec: PrivacySpec
+    spec_digest: str
+    num_units: int
+    sampling_probability: float
+    expected_batch_size: float
+    scheme: str
+    truncated_batch_size: int | None
+    steps: int
+    steps_per_epoch: int
+    epochs: int
+    clip_norm: float
+    noise_multiplier: float
+    adjacency: str
+    accountant: str
+    target_epsilon: float
+    delta: float
+    microbatch_size: int | None
+    records_per_unit: int
+    rng: str
+    seed: int | None
+    step_event: dp_accounting.DpEvent
+    _epsilons: dict[int, float] = dataclasses.field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        described = accounting.step_event(
+            scheme=self.scheme,
+            sampling_probability=self.sampling_probability,
+            noise_multiplier=self.noise_multiplier,
+            num_units=self.num_units,
+            truncated_batch_size=self.truncated_batch_size,
+        )
+        if described != self.step_event:
+            raise PlanError(
+                f"Expected the step_event that the fields of the plan describe, {described}. "
+                f"Received: {self.step_event}. Make a new plan with make_plan instead of changing one."
+            )
+        if not math.isclose(self.expected_batch_size, self.sampling_probability * self.num_units, rel_tol=1e-9):
+            raise PlanError(
+                "Expected expected_batch_size to be sampling_probability * num_units = "
+                f"{self.sampling_probability * self.num_units:g}. "
+                f"Received: {self.expected_batch_size:g}. Make a new plan with make_plan instead of changing one."
+            )
+        if self.spec_digest != self.spec.digest:
+            raise PlanError("Expected spec_digest to be the digest of spec. Received another one. Use make_plan.")
+
+    @property
+    def noise_stddev(self) -> float:
+        """Standard deviation of the noise that is added to the sum of clipped gradients."""
+        return self.noise_multiplier * self.clip_norm
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """Hexadecimal SHA-256 over every field that defines the run; two runs with the same digest did the same."""
+        return sha256_text(json.dumps(self._contract(), sort_keys=True, separators=(",", ":"), allow_nan=False))
+
+    def epsilon(self, steps: int) -> float:
+        """Certified epsilon after `steps` steps, also beyond the planned ones."""
+        if steps not in self._epsilons:
+            self._epsilons[steps] = accounting.epsilon(
+                self.step_event, steps, delta=self.delta, accountant=self.accountant, adjacency=self.adjacency
+            )
+        return self._epsilons[steps]
+
+    def epsilon_bound(self, steps: int) -> float:
+        """An upper bound on epsilon after `steps` steps that costs nothing to ask at every step.
+
+        It is read from a curve of about 40 points, at the next point that is not below `steps`; at the last planned
+        step it is the certified value. The first call computes the curve.
+        """
+        if steps == 0:
+            return 0.0
+        points, bounds = self._curve
+        if not 0 < steps <= self.steps:
+            return self.epsilon(steps)
+        return bounds[bisect.bisect_left(points, steps)]
+
+    @functools.cached_property
+    def _curve(self) -> tuple[list[int], list[float]]:
+        # Epsilon grows like a root of the steps: points lie denser at the beginning.
+        fractions = (index / _CURVE_POINTS for index in range(1, _CURVE_POINTS + 1))
+        points = sorted({max(1, math.ceil(self.steps * fraction**1.5)) for fraction in fractions} | {self.steps})
+        grid = None
+        if self.accountant != "rdp":
+            grid = accounting.default_grid(self.step_event, self.steps, self.adjacency)
+            if self.scheme != "truncated_poisson":  # whose usual grid is coarse already
+                grid *= 10
+        values = accounting.epsilon_curve(
+            self.step_event,
+            points[:-1],
+            delta=self.delta,
+            accountant=self.accountant,
+            adjacency=self.adjacency,
+            grid=grid,
+        )
+        # Fewer steps never cost more, so a later bound also holds earlier.
+        bounds = [self.epsilon(self.steps)]
+        for value in reversed(values):
+            bounds.append(min(value, bounds[-1]))
+        return points, bounds[::-1]
+
+    def _contract(self) -> dict[str, Any]:
+        names = [
+            field.name for field in dataclasses.fields(self) if field.name not in ("spec", "_epsilons", "step_event")
+        ]
+        contract = {name: getattr(self, name) for name in names}
+        return {**contract, "step_event": accounting.event_to_dict(self.step_event)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON: every field, the noise's standard deviation, the spec and the digest."""
+        return {
+            **self._contract(),
+            "noise_stddev": self.noise_stddev,
+            "digest": self.digest,
+            "spec": self.spec.to_dict(),
+        }
+
+
+def make_plan(spec: PrivacySpec, num_units: int | None = None, *, seed: int | None = None) -> Plan:
+    """Turns a reviewed spec into a plan: q, steps, noise and the certificate that they keep the claim.
+
+    Args:
+        spec: the reviewed claim and mechanism.
+        num_units: the number of units at hand, which must be the one that the spec states.
+        seed: for tests only: the same batches and the same noise in every run. Needs `mechanism.rng: prng`.
+
+    Raises:
+        PlanError: review finds an error (`.findings`), the sizes disagree, or the claim needs what is not built.
+        AccountingError: no noise multiplier keeps the claim.
+    """
+    if not isinstance(spec, PrivacySpec):
+        raise PlanError(
+            f"Expected a PrivacySpec. Received: {type(spec).__name__}. Read one with tfdp.PrivacySpec.from_file."
+        )
+    _check_size(spec, num_units)
+    _check_seed(spec, seed)
+    blocking = errors(review(spec))
+    if blocking:
+        count = "1 error" if len(blocking) == 1 else f"{len(blocking)} errors"
+        lines = "\n  ".join(str(finding) for finding in blocking)
+        raise PlanError(f"Expected a spec that passes review. Received one with {count}:\n  {lines}", blocking)
+    _check_unit(spec)
+
+    schedule, claim, mechanism = spec.schedule, spec.claim, spec.mechanism
+    sampler: dict[str, Any] = {
+        "scheme": spec.sampling.scheme,
+        "sampling_probability": schedule.sampling_probability,
+        "num_units": spec.data.num_units,
+        "truncated_batch_size": spec.sampling.truncated_batch_size,
+    }
+    sigma = mechanism.noise_multiplier
+    if sigma is None:
+        sigma = accounting.calibrate_noise_multiplier(
+            **sampler,
+            target_epsilon=claim.epsilon,
+            delta=claim.delta,
+            steps=schedule.steps,
+            adjacency=claim.adjacency,
+            accountant=spec.accountant.name,
+        ).noise_multiplier
+    steps_per_epoch = min(schedule.steps, max(1, round(1 / schedule.sampling_probability)))
+    plan = Plan(
+        **sampler,
+        spec=spec,
+        spec_digest=spec.digest,
+        expected_batch_size=schedule.expected_batch_size,
+        steps=schedule.steps,
+        steps_per_epoch=steps_per_epoch,
+        epochs=math.ceil(schedule.steps / steps_per_epoch),
+        clip_norm=mechanism.clip_norm,
+        noise_multiplier=sigma,
+        adjacency=claim.adjacency,
+        accountant=spec.accountant.name,
+        target_epsilon=claim.epsilon,
+        delta=claim.delta,
+        microbatch_size=spec.sampling.microbatch_size,
+        records_per_unit=1,
+        rng=mechanism.rng,
+        seed=seed,
+        step_event=accounting.step_event(**sampler, noise_multiplier=sigma),
+    )
+    certified = plan.epsilon(plan.steps)
+    if not certified <= claim.epsilon * (1 + RELATIVE_SLACK):
+        raise AccountingError(
+            f"Expected {plan.steps} steps to cost at most the claimed epsilon {claim.epsilon:g} "
+            f"at delta {claim.delta:g}. Received: {certified:.6g} with noise multiplier {sigma:g}. "
+            "Raise the noise multiplier (null calibrates it), lower the steps, or claim what it costs."
+        )
+    return plan
+
+
+def _check_size(spec: PrivacySpec, num_units: int | None) -> None:
+    if num_units is not None and num_units != spec.data.num_units:
+        raise PlanError(
+            f"Expected data.num_units of the spec to be the number of units at hand. "
+            f"Received: {spec.data.num_units} in the spec, num_units={num_units}. "
+            "Sampling probability, denominator and epsilon depend on it: correct the spec and have it reviewed again."
+        )
+
+
+def _check_seed(spec: PrivacySpec, seed: int | None) -> None:
+    if seed is None:
+        return
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise PlanError(f"Expected seed to be an integer of at least 0, or None. Received: seed={seed!r}.")
+    if spec.mechanism.rng != "prng":
+        raise PlanError(
+            f"Expected no seed with mechanism.rng: {spec.mechanism.rng}, whose randomness nobody may know. "
+            f"Received: seed={seed}. Leave it out, or write rng: prng in a spec that is for tests only."
+        )
+
+
+def _check_unit(spec: PrivacySpec) -> None:
+    """Refuses what is accounted for but not built: a unit of several records."""
+    unit = spec.claim.privacy_unit
+    if spec.claim.trust_model != "central":
+        raise PlanError(f"Expected trust_model central. Received: {spec.claim.trust_model}.")
+    if (unit.max_records_per_unit or 1) != 1:
+        raise PlanError(
+            f"Expected max_records_per_unit: 1. Received: {unit.max_records_per_unit} for a {unit.kind} unit by "
+            f"{unit.method}. Training does not yet bound the records of a unit to more than one: keep or merge to one "
+            "record per unit. `tfdp account --records-per-unit` gives the epsilon of group privacy."
+        )
