@@ -1,0 +1,26 @@
+"""The model card: what ran, what it cost, what it means and what it does not cover.
+
+`export` writes it, `check_card` computes it again from the ledger. One `PrivacyCard` object becomes canonical JSON, and
+the JSON becomes Markdown and HTML.
+"""
+
+from tfdp.card.build import build_card, errors_of, max_membership_advantage, max_true_positive_rate
+from tfdp.card.model import PrivacyCard
+from tfdp.card.rendering import render_html, render_markdown
+from tfdp.card.writing import check_card, export, json_schema, load_card, render_card, to_json
+
+__all__ = [
+    "PrivacyCard",
+    "build_card",
+    "check_card",
+    "errors_of",
+    "export",
+    "json_schema",
+    "load_card",
+    "max_membership_advantage",
+    "max_true_positive_rate",
+    "render_card",
+    "render_html",
+    "render_markdown",
+    "to_json",
+]

@@ -1,0 +1,351 @@
+"""The model card as data: one frozen object, from which the JSON, the Markdown and the HTML are made.
+
+Every number is a real number; an unbounded epsilon is `{"value": null, "unbounded": true}`, so that no reader can
+take a string or an infinity for a guarantee. `None` means "not measured" or "not stated", and each has a finding.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from tfdp.findings import Finding
+
+
+def clean_text(text: str) -> str:
+    """Text without characters that hide, reorder or break what is around them; line breaks become newlines."""
+    text = re.sub("\r\n?|[\x0b\x0c\x85\u2028\u2029]", "\n", text)
+    return "".join(
+        character
+        for character in text
+        if character in "\n\t\u200c\u200d" or unicodedata.category(character) not in ("Cc", "Cf", "Cs")
+    )
+
+
+Text = Annotated[str, AfterValidator(clean_text), Field(max_length=20_000)]
+Count = Annotated[int, Field(ge=0)]
+Probability = Annotated[float, Field(ge=0, le=1)]
+FileName = Annotated[str, Field(pattern=r"^[^/\\\x00-\x1f]+$")]
+"""A file beside the card, never a path that leads elsewhere."""
+Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class Section(BaseModel):
+    """Immutable, no unknown fields, no conversion between types, finite numbers."""
+
+    model_config = ConfigDict(
+        strict=True, frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+class Bound(Section):
+    """An upper bound that may not exist."""
+
+    value: Annotated[float, Field(ge=0)] | None
+    """The bound, or null."""
+    unbounded: bool
+    """True where there is no finite bound; value is null then, and only then."""
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if (self.value is None) != self.unbounded:
+            raise ValueError("expected a value, or unbounded: true, and not both")
+        return self
+
+    @classmethod
+    def of(cls, epsilon: float) -> Bound:
+        """From a float where infinity means unbounded."""
+        return cls(value=None, unbounded=True) if math.isinf(epsilon) else cls(value=float(epsilon), unbounded=False)
+
+
+UNBOUNDED = Bound(value=None, unbounded=True)
+
+
+class Claim(Section):
+    """1. The claim in one sentence."""
+
+    status: Literal["claimed", "not claimed"]
+    """"not claimed" when something that the claim rests on does not hold; the reasons say what."""
+    sentence: Text
+    reasons: tuple[Text, ...]
+    epsilon: Bound
+    """Of the executed steps; unbounded when nothing is claimed."""
+    delta: Probability
+    privacy_unit: str
+    adjacency: str
+    trust_model: str
+    release: str
+
+
+class UserLevel(Section):
+    """What holds for a whole person."""
+
+    possible: bool
+    epsilon: Bound | None
+    statement: Text
+
+
+class MembershipBound(Section):
+    """The most that any membership-inference attack can reach, whatever it knows."""
+
+    false_positive_rate: Probability
+    max_true_positive_rate: Probability
+
+
+class Guarantee(Section):
+    """2. Target, what was realised, and what it means."""
+
+    target_epsilon: float
+    realised_epsilon: Bound
+    delta: Probability
+    delta_times_units: Annotated[float, Field(ge=0)]
+    unit_kind: str
+    unit_definition: Text
+    unit_id_field: Text | None
+    unit_method: str
+    max_records_per_unit: Count | None
+    sequence_length: Count | None
+    user_level: UserLevel
+    membership: tuple[MembershipBound, ...]
+    max_membership_advantage: Probability
+
+
+class StepPoint(Section):
+    step: Count
+    epsilon: Bound
+
+
+class DeltaPoint(Section):
+    delta: Probability
+    epsilon: Bound
+
+
+class Accounting(Section):
+    """3. What ran, and how it was counted."""
+
+    accountant: str
+    accountant_version: str
+    adjacency: str
+    sampler_assumed: str
+    """What the accountant was told."""
+    sampler_ran: str
+    """What the ledger says drew the batches."""
+    num_units: Count
+    sampling_probability: Probability
+    expected_batch_size: Annotated[float, Field(gt=0)]
+    """The public denominator of every update."""
+    truncated_batch_size: Count | None
+    records_per_unit: Count
+    noise_multiplier: Annotated[float, Field(ge=0)]
+    clip_norm: Annotated[float, Field(gt=0)]
+    noise_stddev: Annotated[float, Field(ge=0)]
+    steps_planned: Count
+    steps_executed: Count
+    torn_last_line: bool
+    """A crash cut the last line of the ledger; it counts as a step."""
+    epsilon_with_amplification: Bound
+    epsilon_without_amplification: Bound
+    """As if every unit were in every batch, which needs nothing of the sampler."""
+    epsilon_over_steps: tuple[StepPoint, ...]
+    epsilon_of_delta: tuple[DeltaPoint, ...]
+
+
+class DataAccess(Section):
+    """4. One way in which private data was, or may have been, looked at."""
+
+    name: Text
+    status: Literal["covered", "not covered", "no access", "not stated"]
+    note: Text
+
+
+class Exclusion(Section):
+    """5. Something that the guarantee does not speak about."""
+
+    what: Text
+    why: Text
+
+
+class Data(Section):
+    """6. The private data, in public facts."""
+
+    source: Text | None
+    num_units: Count
+    num_records: Count | None
+    size_is_public: bool
+    deduplication: str
+    contribution_map: Text
+
+
+Column = Literal["private", "non_private", "public"]
+Direction = Literal["lower", "higher"]
+
+
+class Metric(Section):
+    """7. One metric of the private model beside the one trained without privacy and the public starting point."""
+
+    name: Text
+    split: Text | None = None
+    private: float | None = None
+    interval: tuple[float, float] | None = None
+    """Confidence interval of the private value."""
+    non_private: float | None = None
+    public: float | None = None
+    n: Count | None = None
+    """Units, or records, that it was measured on."""
+    better: Direction | None = None
+    not_finite: tuple[Column, ...] = ()
+    """Columns that were measured and are not finite numbers."""
+
+
+class Utility(Section):
+    metrics: tuple[Metric, ...]
+    training: dict[str, tuple[float | None, ...]] | None
+    """Per epoch, as the progress bar showed them: exact values on private data. null: not finite."""
+
+
+class Group(Section):
+    """8. One group; value and n are removed when it is smaller than the minimum."""
+
+    name: Text
+    n: Count | None = None
+    value: float | None = None
+    interval: tuple[float, float] | None = None
+    before: float | None = None
+    """The same metric before private training."""
+    gap: float | None = None
+    """Value minus the value of the whole."""
+    suppressed: bool = False
+
+
+class Groups(Section):
+    field: Text | None
+    metric: Text | None
+    better: Direction | None
+    whole: float | None
+    minimum_size: Count | None
+    rows: tuple[Group, ...]
+    worst: Text | None
+
+
+class RatePoint(Section):
+    false_positive_rate: Probability
+    true_positive_rate: Probability
+
+
+class Attack(Section):
+    """9. One attack on the model that is released."""
+
+    name: Text
+    threat_model: Text | None = None
+    members: Count | None = None
+    non_members: Count | None = None
+    auc: Probability | None = None
+    advantage: Annotated[float, Field(ge=-1, le=1)] | None = None
+    tpr_at_fpr: tuple[RatePoint, ...] = ()
+    epsilon_lower_bound: Annotated[float, Field(ge=0)] | None = None
+    confidence: Probability | None = None
+
+
+class Use(Section):
+    """10. Intended use and limits."""
+
+    intended_use: Text | None
+    limits: Text | None
+
+
+class ModelFacts(Section):
+    name: Text
+    kind: Text | None = None
+    parameters: Count | None = None
+    trainable_parameters: Count | None = None
+
+
+class Provenance(Section):
+    """11. Where everything came from."""
+
+    model: ModelFacts
+    spec_digest: Digest
+    plan_digest: Digest
+    ledger_digest: Digest
+    ledger_file: FileName
+    ledger_created: Text
+    weights_digest: Digest
+    weights_file: FileName
+    versions: dict[str, Text]
+    """When training began."""
+    rng: str
+    seed: int | None
+    hardware: Text | None
+    command: Text | None
+    timings: dict[Text, float]
+    """Seconds."""
+    written_by: Text
+
+
+class Budget(Section):
+    """12. What all releases from this data set may spend, before and after this one."""
+
+    dataset_id: Text | None
+    epsilon_cap: float | None
+    delta_cap: float | None
+    spent_before: float | None
+    spent_by_this_run: Bound
+    spent_after: Bound | None
+    other_runs: Text
+
+
+WaiverState = Literal["in force", "expired", "without owner", "refused", "not needed"]
+
+
+class Waiver(Section):
+    finding: str
+    reason: Text
+    owner: Text | None
+    expires: str
+    state: WaiverState
+
+
+class Review(Section):
+    """13. What the checks say."""
+
+    findings: tuple[Finding, ...]
+    waivers: tuple[Waiver, ...]
+
+
+class Term(Section):
+    term: Text
+    meaning: Text
+
+
+class Legal(Section):
+    """14. Licence, citation, glossary."""
+
+    licence: Text | None
+    citation: Text | None
+    glossary: tuple[Term, ...]
+
+
+class PrivacyCard(Section):
+    """A model card whose privacy numbers come from the ledger of what ran."""
+
+    schema_version: Literal["1.0"]
+    title: Text
+    created: str
+    claim: Claim
+    guarantee: Guarantee
+    accounting: Accounting
+    data_accesses: tuple[DataAccess, ...]
+    not_covered: tuple[Exclusion, ...]
+    data: Data
+    utility: Utility
+    groups: Groups
+    attacks: tuple[Attack, ...]
+    use: Use
+    provenance: Provenance
+    budget: Budget
+    review: Review
+    legal: Legal

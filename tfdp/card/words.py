@@ -1,0 +1,235 @@
+"""The sentences of a card. They may say less than the numbers, never more."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from dp_accounting import dp_event
+
+from tfdp.card.model import Accounting, DataAccess, Exclusion, Term
+from tfdp.spec import PrivacySpec
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+    from tfdp.card.inputs import CardInputs
+
+Status = Literal["covered", "not covered", "no access", "not stated"]
+
+_ADJACENCY = {
+    "add_or_remove_one": "whether one {unit} is in the training data or not",
+    "replace_one": "whether one {unit} in the training data is replaced by another",
+    "zero_out": "whether one {unit} in the training data is replaced by one that contributes nothing",
+}
+_RELEASE = {
+    "all_checkpoints": "Every checkpoint of the training, the released model among them, satisfies",
+    "final_model": "The released model satisfies",
+    "predictions": "The predictions of the released model satisfy",
+}
+_TRUST = {
+    "central": "in the central model, where whoever trains sees the raw data",
+    "local": "in the local model",
+    "distributed": "in the distributed model",
+}
+_DEDUPLICATION = {
+    "none": "Duplicates were not removed before training.",
+    "exact": "Exact duplicates were removed before training; near duplicates were not.",
+    "near": "Near duplicates were removed before training, as far as the method found them.",
+}
+
+# What Keras and the callback put into a history without looking at private data.
+_PUBLIC_HISTORY = {"epsilon", "learning_rate", "steps"}
+
+GLOSSARY = (
+    Term(
+        term="epsilon, delta",
+        meaning="A bound on how much one privacy unit can change the probability of any outcome: by at most a factor "
+        "of e to the power epsilon, apart from a probability of delta. Smaller is more private.",
+    ),
+    Term(
+        term="privacy unit",
+        meaning="What is hidden as a whole. A person who owns several units is hidden less than one unit is.",
+    ),
+    Term(term="adjacency", meaning="How two data sets differ that an observer must not be able to tell apart."),
+    Term(term="clip norm, C", meaning="The most that one unit can move the sum of gradients, in L2."),
+    Term(term="noise multiplier, sigma", meaning="Standard deviation of the noise, divided by the clip norm."),
+    Term(
+        term="sampling probability, q",
+        meaning="The chance of each unit to join a batch, drawn anew and independently for every step.",
+    ),
+    Term(
+        term="amplification by sampling",
+        meaning="Not knowing which batches hold a unit makes it harder to see; the accountant may count that only if "
+        "the batches really were drawn at random.",
+    ),
+    Term(
+        term="membership inference",
+        meaning="Guessing from the model whether something was in its training data. Advantage is the rate of true "
+        "positives minus that of false ones.",
+    ),
+    Term(term="ledger", meaning="A file with one line per training step, on the disk before the step takes effect."),
+)
+
+
+def sampler_of(event: DpEvent) -> str:
+    """What the accountant assumes of the sampler, named like the schemes of the spec."""
+    return {
+        dp_event.PoissonSampledDpEvent: "poisson",
+        dp_event.MixtureOfGaussiansDpEvent: "poisson",
+        dp_event.TruncatedSubsampledGaussianDpEvent: "truncated_poisson",
+        dp_event.GaussianDpEvent: "full_batch",
+    }.get(type(event), type(event).__name__)
+
+
+def sensitivity_of(event: DpEvent) -> int:
+    """How many sampled records the accountant lets one unit own."""
+    return int(max(event.sensitivities)) if isinstance(event, dp_event.MixtureOfGaussiansDpEvent) else 1
+
+
+def claim_sentence(spec: PrivacySpec, epsilon: str, delta: str) -> str:
+    """Epsilon, delta, unit, adjacency, trust model and release, in one sentence."""
+    unit = spec.claim.privacy_unit
+    hidden = _ADJACENCY[spec.claim.adjacency].format(unit=unit.kind)
+    return (
+        f"{_RELEASE[spec.claim.release]} ({epsilon}, {delta})-differential privacy {_TRUST[spec.claim.trust_model]}; "
+        f"this bounds what anybody can learn about {hidden}, one {unit.kind} being {_quoted(unit.description)}."
+    )
+
+
+def user_level(spec: PrivacySpec) -> str:
+    """What is known about a whole person."""
+    unit = spec.claim.privacy_unit
+    if unit.kind == "user":
+        return (
+            f"The unit is a user: the guarantee holds for everything that one user contributed, "
+            f"at most {unit.max_records_per_unit} records."
+        )
+    return (
+        f"None possible: the unit is one {unit.kind}, and nothing bounds how many of them one person has. "
+        "The protection of a person falls with every further unit that is theirs."
+    )
+
+
+def contribution_map(spec: PrivacySpec) -> str:
+    """How records belong to units, and what bounds them."""
+    unit = spec.claim.privacy_unit
+    if unit.method == "native":
+        return f"One record is one {unit.kind}; records are sampled and clipped on their own."
+    owner = f"Records belong to the {unit.kind} named in {_quoted(unit.id_field or 'an unnamed field')}"
+    bound = f"at most {unit.max_records_per_unit} each"
+    chosen = f", chosen by {unit.selection.replace('_', ' ')}" if unit.selection else ""
+    how = (
+        f"whole {unit.kind}s are sampled and all their records clipped together"
+        if unit.method == "user_wise_dp_sgd"
+        else f"records are sampled and clipped singly, and the accounting covers all records of one {unit.kind} at once"
+    )
+    return f"{owner}, {bound}{chosen}; {how}."
+
+
+def data_accesses(
+    spec: PrivacySpec, inputs: CardInputs, account: Accounting, *, claimed: bool
+) -> tuple[DataAccess, ...]:
+    """Every way in which this library knows that private data can be looked at."""
+    return (
+        DataAccess(
+            name="Training",
+            status="covered" if claimed else "not covered",
+            note=f"{account.steps_executed:,} noisy steps in the ledger; epsilon counts these and nothing else.",
+        ),
+        _tuning(spec),
+        DataAccess(
+            name="Choice of the clip norm",
+            status="not stated",
+            note="Not covered if it was chosen by looking at gradients of private data.",
+        ),
+        DataAccess(
+            name="Choice of the checkpoint",
+            status="not stated",
+            note="Covered as processing of released checkpoints if it was chosen without private data; "
+            "not covered if it was chosen by a score on private data.",
+        ),
+        _progress(inputs),
+        _evaluation(inputs),
+        DataAccess(
+            name="Public pretraining",
+            status="not covered",
+            note="What the starting weights learned, from whatever data, is outside this guarantee.",
+        ),
+    )
+
+
+def _tuning(spec: PrivacySpec) -> DataAccess:
+    name = "Tuning of hyperparameters"
+    tuning = spec.tuning
+    if tuning is None:
+        return DataAccess(name=name, status="not stated", note="Not covered if it looked at private data.")
+    if tuning.kind != "private":
+        what = "public data" if tuning.kind == "public" else "no data"
+        return DataAccess(name=name, status="no access", note=f"The spec states that tuning used {what}.")
+    trials = f"{tuning.trials:,} trials" if tuning.trials else "an unstated number of trials"
+    where = "counted elsewhere, not in this epsilon" if tuning.accounted else "not counted anywhere"
+    return DataAccess(name=name, status="not covered", note=f"The spec states {trials} on private data, {where}.")
+
+
+def _progress(inputs: CardInputs) -> DataAccess:
+    shown = ", ".join(sorted(set(inputs.training or {}) - _PUBLIC_HISTORY))
+    return DataAccess(
+        name="Metrics in the progress bar",
+        status="not covered" if shown else "not stated",
+        note="Exact values on private data, without noise"
+        + (f": {shown}. They are printed on this card." if shown else ". Not covered if anybody outside sees them."),
+    )
+
+
+def _evaluation(inputs: CardInputs) -> DataAccess:
+    measured = bool(inputs.metrics or inputs.groups.rows or inputs.attacks)
+    return DataAccess(
+        name="Evaluation",
+        status="not covered" if measured else "not stated",
+        note="The metrics, groups and attacks on this card are exact values; "
+        "what they tell about the data that they were measured on is not bounded."
+        if measured
+        else "Nothing was handed to this card. Not covered if private data were used.",
+    )
+
+
+def exclusions(spec: PrivacySpec, inputs: CardInputs) -> tuple[Exclusion, ...]:
+    """What a reader might take the guarantee for, and it is not."""
+    unit = spec.claim.privacy_unit.kind
+    size = (
+        "The spec declares the size public; it and everything computed from it are printed here."
+        if spec.data.size_is_public
+        else "The spec does not declare the size public, yet the batch size, the denominator and this card tell it."
+    )
+    printed = " and are part of this card." if inputs.training or inputs.metrics else "; none were handed to this card."
+    rows = [
+        ("Prompts and other input", "What is typed into the model is neither hidden nor protected by its training."),
+        ("Retrieval indexes", "Documents that are looked up when the model answers can be repeated word for word."),
+        ("Logs", "Records of training and of use are outside the guarantee, this run's console output included."),
+        ("What the model infers", "Conclusions about a person from what is true of many people remain possible."),
+        ("Later fine-tuning", "Further training on the same data adds to epsilon; on other data it is not covered."),
+        (
+            "Duplicates and shared records",
+            f"A text that stands in several units is protected less than one {unit} is. "
+            + _DEDUPLICATION[spec.data.deduplication],
+        ),
+        ("The size of the data", size),
+        ("Several releases", "Other models and statistics from the same data add up with this one."),
+        ("Side channels", "How long steps take, and floating-point rounding of the noise, are not modelled."),
+        (
+            "The exact metrics printed below",
+            "Loss curves, utility, groups and attacks are computed without noise" + printed,
+        ),
+    ]
+    return tuple(Exclusion(what=what, why=why) for what, why in rows)
+
+
+def other_runs(inputs: CardInputs) -> str:
+    """What is known about the other runs on the same data."""
+    if inputs.spent_before is None:
+        return "Not measured: this card knows one ledger. Other runs on the same data, failed ones too, add to it."
+    return "Earlier spending is as the owner stated it; it is added to this run without sharing anything."
+
+
+def _quoted(text: str) -> str:
+    return f'"{" ".join(text.split())}"'
