@@ -15,12 +15,24 @@ so that one unit moves the sum by at most C in L2 (Abadi et al. 2016, Algorithm 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 
-def clip_factors(squared_norms: Any, clip_norm: float, unit_weight: Any) -> tuple[Any, Any]:
+class Factors(NamedTuple):
+    """Clip factors of a microbatch.
+
+    Attributes:
+        values: [units] float32.
+        all_finite: scalar bool; when true, a plain product with a factor of 0 is exactly 0.
+    """
+
+    values: Any
+    all_finite: Any
+
+
+def clip_factors(squared_norms: Any, clip_norm: float, unit_weight: Any) -> tuple[Factors, Any]:
     """Factor that scales each unit's gradient.
 
     Args:
@@ -29,19 +41,27 @@ def clip_factors(squared_norms: Any, clip_norm: float, unit_weight: Any) -> tupl
         unit_weight: [units], 1 for a unit and 0 for padding.
 
     Returns:
-        (factors, norms), both [units] float32; the norm of padding is 0, that of a non-finite unit NaN or inf.
+        (factors, norms [units]); the norm of padding is 0, that of a non-finite unit NaN or inf.
     """
-    clip_norm = tf.constant(clip_norm, tf.float32)
     norms = tf.sqrt(squared_norms)
-    usable = tf.logical_and(tf.math.is_finite(norms), unit_weight > 0)
-    factors = tf.where(usable, clip_norm / tf.maximum(norms, clip_norm), 0.0)
-    return factors, tf.where(unit_weight > 0, norms, 0.0)
+    finite = tf.math.is_finite(norms)
+    values = tf.where(tf.logical_and(finite, unit_weight > 0), clip_norm / tf.maximum(norms, clip_norm), 0.0)
+    return Factors(values, tf.reduce_all(finite)), tf.where(unit_weight > 0, norms, 0.0)
 
 
-def keep_or_zero(values: Any, factors: Any, *, scale: bool) -> Any:
-    """`values` [units, ...] times `factors` [units] (or left as it is), exactly 0 where the factor is 0.
+def _along(values: Any, factors: Factors) -> Any:
+    return tf.reshape(factors.values, [-1] + [1] * (len(values.shape) - 1))
 
-    A product would not do: 0 * NaN is NaN.
+
+def scaled(values: Any, factors: Factors) -> Any:
+    """`values` [units, ...] times the factors, exactly 0 where the factor is 0 (0 * NaN is NaN)."""
+    factor = _along(values, factors)
+    return tf.where(factor > 0, values * factor, 0.0)
+
+
+def kept(values: Any, factors: Factors) -> Any:
+    """`values` [units, ...] as they are, but 0 where the factor is 0 if anything in the microbatch is not finite.
+
+    For the large operand of a product whose other operand is `scaled`: without a NaN there is nothing to mask.
     """
-    factors = tf.reshape(factors, [-1] + [1] * (len(values.shape) - 1))
-    return tf.where(factors > 0, values * factors if scale else values, 0.0)
+    return tf.cond(factors.all_finite, lambda: values, lambda: tf.where(_along(values, factors) > 0, values, 0.0))

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdp.errors import UnsupportedLayerError
-from tfdp.gradients.clipping import keep_or_zero
+from tfdp.gradients.clipping import clip_factors
 from tfdp.gradients.losses import per_unit_losses
 
 
@@ -54,13 +54,11 @@ def clipped_sums(
         )
     jacobians = [tf.cast(tf.convert_to_tensor(jacobian), tf.float32) for jacobian in jacobians]
     squared = tf.add_n([tf.reduce_sum(j**2, list(range(1, len(j.shape)))) for j in jacobians])
-    norms = tf.sqrt(squared)
-    usable = tf.logical_and(tf.math.is_finite(norms), unit_weight > 0)
+    factors, norms = clip_factors(squared, clip_norm, unit_weight)
     clipped = tf.vectorized_map(lambda gradients: clip_gradients_vmap(gradients, clip_norm), jacobians)
-    kept = tf.cast(usable, tf.float32)
-    sums = [tf.reduce_sum(keep_or_zero(gradient, kept, scale=False), 0) for gradient in clipped]
-    padding = unit_weight > 0
-    return sums, tf.where(padding, norms, 0.0), tf.where(padding, losses, 0.0), y_pred
+    present = [tf.reshape(factors.values > 0, [-1] + [1] * (len(g.shape) - 1)) for g in clipped]
+    sums = [tf.reduce_sum(tf.where(mask, g, 0.0), 0) for mask, g in zip(present, clipped, strict=True)]
+    return sums, norms, tf.where(unit_weight > 0, losses, 0.0), y_pred
 
 
 __all__ = ["clip_gradients_vmap", "clipped_sums", "make_vectorized_keras_optimizer_class"]
