@@ -6,104 +6,132 @@ privacy loss is hardly larger than a cell, and coarsened where an array would no
 
 from __future__ import annotations
 
+import itertools
 import math
+from dataclasses import dataclass
 
 import dp_accounting
 from dp_accounting import dp_event
 
 _USUAL_GRID = 1e-4
-# Mixtures cost about 1e-4 s a cell, and truncation widens the range: a tenth of the resolution, as in published tables.
+# Truncation widens the range and mixtures are slow to build: a tenth of the resolution, as in published tables.
 _USUAL_GRID_MIXED = 1e-3
-_FINEST_EXPONENT, _COARSEST_EXPONENT = -7, 2
+_FINEST_GRID = 1e-7
+_COARSENING = (2.0, 2.5, 2.0)  # 1, 2, 5, 10
 _MAX_CELLS_REFINED = 100_000
 _MAX_CELLS_ONE_STEP = 600_000
+_MAX_CELLS_MIXTURE = 25_000  # about 1e-4 s a cell
 _MAX_CELLS_COMPOSED = 4_000_000
-# Privacy losses are cut where exp(-50) of the mass is left: about 10 standard deviations.
+# dp-accounting cuts privacy losses where exp(-50) of the mass is left, 10 standard deviations of a Gaussian.
+_LOG_TAIL = 50.0
 _TAIL = 10.0
 
 
 def default_grid(event: dp_accounting.DpEvent, steps: int, adjacency: str) -> float:
-    """Width of a cell of privacy loss for `steps` copies of `event`: a power of ten, 1e-4 for ordinary runs."""
-    exponent = round(math.log10(_usual_grid(event)))
-    cells_per_deviation = 10 if exponent == -4 else 4
-    _, sigma, probability = _shape(event)
-    deviation = _loss_deviation(sigma, probability, steps)
-    one_step, composed = _loss_ranges(event, steps, adjacency)
+    """Width of a cell of privacy loss for `steps` copies of `event`: 1e-4 for ordinary training runs."""
+    mixture = isinstance(event, dp_event.MixtureOfGaussiansDpEvent)
+    mixed = mixture or isinstance(event, dp_event.TruncatedSubsampledGaussianDpEvent)
+    grid, cells_per_deviation = (_USUAL_GRID_MIXED, 4) if mixed else (_USUAL_GRID, 10)
+    shape = _shape(event, adjacency)
+    one_step, composed = _loss_ranges(shape, steps)
+    deviation = _loss_deviation(_shape(event, "zero_out"), steps)
     while (
-        exponent > _FINEST_EXPONENT
-        and deviation < 10.0**exponent * cells_per_deviation
-        and one_step < 10.0 ** (exponent - 1) * _MAX_CELLS_REFINED
+        grid > 1.5 * _FINEST_GRID
+        and deviation < grid * cells_per_deviation
+        and one_step < 0.1 * grid * (_MAX_CELLS_MIXTURE if mixture else _MAX_CELLS_REFINED)
     ):
-        exponent -= 1
-    while exponent < _COARSEST_EXPONENT and (
-        one_step > _MAX_CELLS_ONE_STEP * 10.0**exponent or composed > _MAX_CELLS_COMPOSED * 10.0**exponent
-    ):
-        exponent += 1
-    return float(f"1e{exponent}")
+        grid = _tidy(grid / 10)
+    most = _MAX_CELLS_MIXTURE if mixture else _MAX_CELLS_ONE_STEP
+    for factor in itertools.cycle(_COARSENING):
+        if one_step <= most * grid and composed <= _MAX_CELLS_COMPOSED * grid:
+            return grid
+        grid = _tidy(grid * factor)
+    raise AssertionError("unreachable")
 
 
 def search_grid(event: dp_accounting.DpEvent, steps: int, adjacency: str) -> float:
     """A grid for trial values: ten times coarser where that saves time."""
     fine = default_grid(event, steps, adjacency)
-    one_step, composed = _loss_ranges(event, steps, adjacency)
+    one_step, composed = _loss_ranges(_shape(event, adjacency), steps)
     cheap = not isinstance(event, dp_event.MixtureOfGaussiansDpEvent) and max(one_step * 10, composed) < 1e5 * fine
-    return fine if cheap else 10 * fine
+    return fine if cheap else _tidy(10 * fine)
 
 
-def _usual_grid(event: dp_accounting.DpEvent) -> float:
-    mixed = isinstance(event, dp_event.MixtureOfGaussiansDpEvent | dp_event.TruncatedSubsampledGaussianDpEvent)
-    return _USUAL_GRID_MIXED if mixed else _USUAL_GRID
+def _tidy(grid: float) -> float:
+    """The float that the decimal digits name, so that a grid prints as 0.001."""
+    return float(f"{grid:.3g}")
 
 
-def _shape(event: dp_accounting.DpEvent) -> tuple[float, float, float]:
-    """(largest sensitivity in units of the clip norm, sigma, chance to take part) of one step."""
+@dataclass(frozen=True)
+class _Shape:
+    """One step as a mixture: with probability w the sum moves by c standard deviations of the noise.
+
+    Attributes:
+        moves: pairs (c, w) with c > 0.
+        sides: 2 when both neighbours may move the sum, else 1.
+        sampled: whether units join by chance; if not, all steps together are one Gaussian.
+    """
+
+    moves: tuple[tuple[float, float], ...]
+    sides: int
+    sampled: bool
+
+    @property
+    def joining(self) -> float:
+        return min(1.0, sum(weight for _, weight in self.moves))
+
+
+def _shape(event: dp_accounting.DpEvent, adjacency: str) -> _Shape:
+    moves: tuple[tuple[float, float], ...]
+    sampled = True
     if isinstance(event, dp_event.PoissonSampledDpEvent) and isinstance(event.event, dp_event.GaussianDpEvent):
-        return 1.0, event.event.noise_multiplier, event.sampling_probability
-    if isinstance(event, dp_event.MixtureOfGaussiansDpEvent):
-        return max(event.sensitivities), event.standard_deviation, min(1.0, 1.0 - event.sampling_probs[0])
-    if isinstance(event, dp_event.TruncatedSubsampledGaussianDpEvent):
-        # A unit that joins a full batch pushes another one out.
-        return 2.0, event.noise_multiplier, event.sampling_probability
-    if isinstance(event, dp_event.GaussianDpEvent):
-        return 1.0, event.noise_multiplier, 1.0
-    return 1.0, 1.0, 1.0
+        moves = ((1 / event.event.noise_multiplier, event.sampling_probability),)
+    elif isinstance(event, dp_event.TruncatedSubsampledGaussianDpEvent):
+        # A unit that joins a full batch pushes another one out: that moves the sum twice.
+        moves = ((2 / event.noise_multiplier, event.sampling_probability),)
+    elif isinstance(event, dp_event.MixtureOfGaussiansDpEvent):
+        pairs = zip(event.sensitivities, event.sampling_probs, strict=True)
+        moves = tuple((c / event.standard_deviation, weight) for c, weight in pairs if c > 0 and weight > 0)
+    elif isinstance(event, dp_event.GaussianDpEvent):
+        moves, sampled = ((1 / event.noise_multiplier, 1.0),), False
+    else:
+        moves = ((1.0, 1.0),)
+    if adjacency != "replace_one":
+        return _Shape(moves, 1, sampled)
+    return _Shape(tuple((2 * c, weight) for c, weight in moves), 2, sampled)
 
 
-def _loss_deviation(sigma: float, probability: float, steps: int) -> float:
+def _loss_deviation(shape: _Shape, steps: int) -> float:
     """Standard deviation of the privacy loss of one step (of the whole run without sampling, which is one Gaussian)."""
-    if probability == 1.0:
-        return math.sqrt(steps) / sigma
-    return probability * math.sqrt(math.expm1(min(sigma**-2, 700.0)))
+    if not shape.sampled:
+        return math.sqrt(steps) * shape.moves[0][0]
+    # The chi-square distance of the mixture from the noise, crossing each move with itself only.
+    return math.sqrt(sum(weight**2 * math.expm1(min(c * c, 700.0)) for c, weight in shape.moves))
 
 
-def _log_mixed(probability: float, exponent: float) -> float:
-    """log(1 - q + q * exp(exponent)) without overflow."""
-    if exponent > 500.0:
-        return exponent + math.log(probability)
-    return math.log1p(probability * math.expm1(exponent))
+def _loss(shape: _Shape, position: float) -> float:
+    """log(1 - q + sum of w exp(c x - c^2 / 2)): the privacy loss of an outcome x standard deviations above the mean."""
+    logarithms = [math.log(weight) + c * position - c * c / 2 for c, weight in shape.moves]
+    if shape.joining < 1:
+        logarithms.append(math.log1p(-shape.joining))
+    top = max(logarithms)
+    return top + math.log(sum(math.exp(value - top) for value in logarithms))
 
 
-def _loss_ranges(event: dp_accounting.DpEvent, steps: int, adjacency: str) -> tuple[float, float]:
+def _loss_ranges(shape: _Shape, steps: int) -> tuple[float, float]:
     """Estimated widths of the privacy loss: of the distribution that is built, and of the composed one."""
-    sensitivity, sigma, probability = _shape(event)
-    sides = 1.0
-    if adjacency == "replace_one":
-        sensitivity, sides = 2 * sensitivity, 2.0
-    sigma = sigma / sensitivity
-    if probability == 1.0 and isinstance(event, dp_event.GaussianDpEvent):
-        shift = math.sqrt(steps) / sigma
+    if not shape.sampled:
+        shift = math.sqrt(steps) * shape.moves[0][0]
         width = shift * shift + 2 * _TAIL * shift
         return width, width
-    one_step = sides * max(0.0, _log_mixed(probability, 0.5 / sigma**2 + _TAIL / sigma))
+    highest = max(c + math.sqrt(max(0.0, 2 * (_LOG_TAIL + math.log(weight)))) for c, weight in shape.moves)
+    one_step = shape.sides * max(0.0, _loss(shape, highest))
     # Two estimates of the composed width, each too large somewhere: by how often a unit joins, and by the variance.
-    expected = steps * probability
+    expected = steps * shape.joining
     joined = min(float(steps), expected + _TAIL * math.sqrt(expected) + _TAIL)
-    if isinstance(event, dp_event.MixtureOfGaussiansDpEvent):
-        # A unit rarely joins with all of its records at once.
-        squares = sum(w * c * c for w, c in zip(event.sampling_probs, event.sensitivities, strict=True)) / probability
-        sigma *= sensitivity / math.sqrt(squares)
-    typical = max(0.0, _log_mixed(probability, 0.5 / sigma**2))
-    by_joining = joined * typical + _TAIL * math.sqrt(joined) / sigma + one_step
-    deviation = probability * math.sqrt(math.expm1(min(sigma**-2, 700.0)))
+    # A unit of several records rarely joins with all of them at once.
+    move = math.sqrt(sum(weight * c * c for c, weight in shape.moves) / shape.joining)
+    by_joining = joined * max(0.0, _loss(shape, move)) + _TAIL * math.sqrt(joined) * move + one_step
+    deviation = _loss_deviation(shape, steps)
     by_variance = 0.5 * steps * deviation**2 + _TAIL * math.sqrt(steps) * deviation + one_step
     return one_step, 2 * min(by_joining, by_variance)
