@@ -8,9 +8,9 @@
 | one contract per ledger | the header holds the plan; another plan cannot continue it |
 | one writer | an exclusive lock, and the length of the file is checked before every append |
 
-The chain catches accidents and edits of single lines; whoever can rewrite the whole file can also rewrite the
-chain, so a card additionally carries the digest of the ledger. Step lines hold no time stamp: how long a step
-took tells how many units were drawn.
+The chain catches accidents and edits of single lines. It does not catch whole lines cut off the end, nor somebody who
+writes the whole file anew; that is why a card carries the digest of its ledger. Step lines hold no time stamp: how
+long a step took tells how many units were drawn.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from pydantic import ValidationError
+
 from tfdp import accounting
 from tfdp.card import checks, formats, words
 from tfdp.card.inputs import CardInputs, better
@@ -59,7 +61,13 @@ def build_card(record: LedgerRecord, inputs: CardInputs) -> PrivacyCard:
         raise CardError(
             f"Expected {record.path} to hold the spec of the run, received one that cannot be read: {error}"
         ) from error
-    account = _accounting(record)
+    try:
+        account = _accounting(record)
+    except (TypeError, ValidationError) as error:
+        raise CardError(
+            f"Expected {record.path} to hold the plan of the run, received one that cannot be accounted: {error}. "
+            "The header was changed: restore the ledger from a copy."
+        ) from error
     realised = account.epsilon_with_amplification
     groups = _groups(spec, inputs)
     findings = checks.findings(record, spec, account, inputs, groups)
@@ -71,7 +79,7 @@ def build_card(record: LedgerRecord, inputs: CardInputs) -> PrivacyCard:
         title=inputs.title,
         created=inputs.created,
         claim=_claim(spec, record, realised, reasons),
-        guarantee=_guarantee(spec, record, realised),
+        guarantee=_guarantee(spec, record, realised, claimed=not reasons),
         accounting=account,
         data_accesses=words.data_accesses(spec, inputs, account, claimed=not reasons),
         not_covered=words.exclusions(spec, inputs),
@@ -213,11 +221,12 @@ def _claim(spec: PrivacySpec, record: LedgerRecord, realised: Bound, reasons: Se
     )
 
 
-def _guarantee(spec: PrivacySpec, record: LedgerRecord, realised: Bound) -> Guarantee:
+def _guarantee(spec: PrivacySpec, record: LedgerRecord, realised: Bound, *, claimed: bool) -> Guarantee:
     unit = spec.claim.privacy_unit
     delta = record.plan["delta"]
-    epsilon = math.inf if realised.value is None else realised.value
-    rates = [(rate, max_true_positive_rate(epsilon, delta, rate)) for rate in _FALSE_POSITIVE_RATES]
+    # Where nothing is claimed nothing follows from epsilon either.
+    epsilon = realised.value if claimed and realised.value is not None else math.inf
+    possible = claimed and unit.kind == "user"
     return Guarantee(
         target_epsilon=record.plan["target_epsilon"],
         realised_epsilon=realised,
@@ -230,9 +239,9 @@ def _guarantee(spec: PrivacySpec, record: LedgerRecord, realised: Bound) -> Guar
         max_records_per_unit=unit.max_records_per_unit,
         sequence_length=unit.sequence_length,
         user_level=UserLevel(
-            possible=unit.kind == "user",
-            epsilon=realised if unit.kind == "user" else None,
-            statement=words.user_level(spec),
+            possible=possible,
+            epsilon=realised if possible else None,
+            statement=words.user_level(spec, claimed=claimed),
         ),
         membership=tuple(
             MembershipBound(

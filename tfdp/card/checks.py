@@ -45,7 +45,7 @@ def findings(
     return [
         *(finding.model_copy(update={"file": None, "line": None, "column": None}) for finding in review(spec)),
         *_claim(record, spec, account),
-        *_differences(record, spec),
+        *_differences(record, spec, account),
         *_randomness(record),
         *_budget(spec, account, inputs),
         *_groups(groups),
@@ -126,7 +126,7 @@ def _claim(record: LedgerRecord, spec: PrivacySpec, account: Accounting) -> Iter
         yield _finding("PS020", "error", "claim.epsilon", message, "Claim what it costs, in a reviewed spec.")
 
 
-def _differences(record: LedgerRecord, spec: PrivacySpec) -> Iterator[Finding]:
+def _differences(record: LedgerRecord, spec: PrivacySpec, account: Accounting) -> Iterator[Finding]:
     plan = record.plan
     if spec.digest != plan["spec_digest"]:
         message = (
@@ -148,7 +148,7 @@ def _differences(record: LedgerRecord, spec: PrivacySpec) -> Iterator[Finding]:
     if record.steps > allowed:
         message = f"expected at most {allowed:,} steps, received {record.steps:,} in the ledger."
         # A torn line is a step that was never applied, so one more than planned is what a crash at the end leaves.
-        severity = "warning" if record.torn and record.steps == allowed + 1 else "error"
+        severity = "warning" if account.torn_last_line and record.steps == allowed + 1 else "error"
         yield _finding("PS030", severity, "ledger.steps", message, "Plan the steps that are run.")
 
 

@@ -96,8 +96,10 @@ def claim_sentence(spec: PrivacySpec, epsilon: str, delta: str) -> str:
     )
 
 
-def user_level(spec: PrivacySpec) -> str:
+def user_level(spec: PrivacySpec, *, claimed: bool) -> str:
     """What is known about a whole person."""
+    if not claimed:
+        return "None possible: nothing is claimed for this run."
     unit = spec.claim.privacy_unit
     if unit.kind == "user":
         return (

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 # Name of a schema -> module and function that makes it.
-SCHEMAS = {"privacy-spec": ("tfdp.spec", "json_schema")}
+SCHEMAS = {"privacy-spec": ("tfdp.spec", "json_schema"), "model-card": ("tfdp.card", "json_schema")}
 
 
 def register(app: typer.Typer) -> None:
