@@ -1,0 +1,259 @@
+"""The sampler as a `tf.data.Dataset` for `model.fit`: one element is one logical batch.
+
+One draw is made per element and then cut into microbatches of a fixed size, so the shapes inside do not change from
+batch to batch; only their number M does. A logical batch of n units has M = ceil(n / m), 0 when nothing was drawn.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any, NoReturn, Protocol
+
+import numpy as np
+
+from tfdp.errors import DataError, MisuseError, PlanError
+from tfdp.sampling.poisson import PoissonSampler
+from tfdp.sampling.records import as_records
+from tfdp.sampling.structures import Array, Leaf, Records, leaves, map_leaves, rebuild
+
+_DEFAULT_MICROBATCH_SIZE = 16
+_PREFETCHED_BATCHES = 2
+
+# Process-wide, so that a number names one draw whatever dataset, iterator, epoch or fit it belongs to. `next` is atomic.
+_draw_numbers = itertools.count(1)
+
+# What Keras needs of a dataset; every other method could replay, drop, merge or rewrite draws.
+_KEPT_METHODS = frozenset({"as_numpy_iterator", "cardinality", "options", "prefetch", "take", "with_options"})
+
+
+class SamplingPlan(Protocol):
+    """What the sampler reads of a plan."""
+
+    @property
+    def num_units(self) -> int: ...
+    @property
+    def sampling_probability(self) -> float: ...
+    @property
+    def scheme(self) -> str: ...
+    @property
+    def truncated_batch_size(self) -> int | None: ...
+    @property
+    def microbatch_size(self) -> int | None: ...
+    @property
+    def records_per_unit(self) -> int: ...
+    @property
+    def digest(self) -> str: ...
+    @property
+    def seed(self) -> int | None: ...
+
+
+def plan_token(plan: SamplingPlan) -> int:
+    """The number by which a batch says which plan it was drawn for: the first 60 bits of the plan's digest."""
+    return int(plan.digest[:15], 16)
+
+
+def poisson_batches(
+    records: Any,
+    plan: SamplingPlan,
+    *,
+    sequence_length: int | None = None,
+    pad_value: int = 0,
+    microbatch_size: int | None = None,
+) -> Any:
+    """Makes the training data of a private `model.fit`.
+
+    Every iterator over the result draws afresh, from operating-system entropy: a second epoch, a second `fit` or
+    another process never sees a draw again. The dataset is infinite: pass `steps_per_epoch=plan.steps_per_epoch`.
+
+    Each element is a dictionary. With M microbatches of m units, and R the shape of a leaf of a record:
+
+    | key                           | value                                                                      |
+    |-------------------------------|----------------------------------------------------------------------------|
+    | "x", "y", "sample_weight"     | as the records have them, each leaf [M, m, *R]; absent where they are      |
+    | "unit_weight"                 | float32 [M, m]: 1 for a sampled unit, 0 for padding, which comes at the end |
+    | "tfdp"                        | {"draw": int64, "plan": int64}: number of the draw, token of the plan      |
+
+    Args:
+        records: one record per privacy unit; see `tfdp.sampling.records` for what is understood. A
+            `tf.data.Dataset` is read into memory, its elements are the records.
+        plan: the plan; its `num_units` must be the number of records.
+        sequence_length: for bare token records: the length of x and y, public.
+        pad_value: for bare token records: the token that fills short ones.
+        microbatch_size: m; by default the plan's, or 16, or less where the expected batch is smaller. It bounds
+            memory and does not change what is computed.
+
+    Returns:
+        A `tf.data.Dataset` that refuses transformations (`map`, `batch`, `shuffle`, `cache`, ...) with `MisuseError`.
+
+    Raises:
+        DataError: the records cannot be sampled as the plan says.
+        PlanError: the plan's sampling scheme is not one of this sampler.
+    """
+    import tensorflow as tf
+
+    sampler = _make_sampler(plan)
+    size = _choose_microbatch_size(plan, microbatch_size)
+    if isinstance(records, tf.data.Dataset):
+        records = _read_dataset(records, plan.num_units)
+    source = as_records(
+        records, sequence_length=sequence_length, pad_value=pad_value, records_per_unit=plan.records_per_unit
+    )
+    if len(source) != plan.num_units:
+        raise DataError(
+            f"Expected one record per privacy unit of the plan, {plan.num_units}. Received: {len(source)} records. "
+            "Make the plan for these records, or give each unit one record (a batched dataset is unbatched first)."
+        )
+
+    template = source.template
+    specs: list[Leaf] = leaves(template)
+    dtypes = [tf.int64, tf.float32, *(tf.as_dtype(leaf.dtype) for leaf in specs)]
+    token = plan_token(plan)
+
+    def draw() -> list[Array]:
+        return _draw_batch(sampler, source, size)
+
+    def element(_: Any) -> dict[str, Any]:
+        # Stateful, so that TensorFlow neither folds nor shares nor caches it.
+        number, weight, *values = tf.numpy_function(draw, [], dtypes, stateful=True)
+        number.set_shape([])
+        weight.set_shape([None, size])
+        for value, leaf in zip(values, specs, strict=True):
+            value.set_shape([None, size, *leaf.shape])
+        batch: dict[str, Any] = {"tfdp": {"draw": number, "plan": tf.constant(token, tf.int64)}}
+        batch.update(rebuild(template, values))
+        batch["unit_weight"] = weight
+        return batch
+
+    dataset = tf.data.Dataset.counter().map(element, num_parallel_calls=None)
+    if sampler.seed is None:
+        dataset = dataset.prefetch(_PREFETCHED_BATCHES)
+    else:
+        # Drawing ahead would make it a matter of timing which draws a fit sees; a seed is there to see the same ones.
+        options = tf.data.Options()
+        options.experimental_optimization.inject_prefetch = False
+        dataset = dataset.with_options(options)
+    return _guard(dataset)
+
+
+def _make_sampler(plan: SamplingPlan) -> PoissonSampler:
+    """The sampler whose law the plan's accountant was told."""
+    probability, limit = plan.sampling_probability, plan.truncated_batch_size
+    fits = {
+        "poisson": limit is None,
+        "truncated_poisson": limit is not None,
+        "full_batch": limit is None and probability == 1.0,
+    }
+    if not fits.get(plan.scheme, False):
+        raise PlanError(
+            'Expected the scheme "poisson", "truncated_poisson" with a truncated_batch_size, or "full_batch" with '
+            f"sampling probability 1. Received: scheme={plan.scheme!r}, truncated_batch_size={limit}, "
+            f"sampling_probability={probability}. Choose a scheme that the sampler can run."
+        )
+    return PoissonSampler(plan.num_units, probability, truncated_batch_size=limit, seed=plan.seed)
+
+
+def _choose_microbatch_size(plan: SamplingPlan, size: int | None) -> int:
+    """m, from public numbers alone."""
+    size = plan.microbatch_size if size is None else size
+    if size is None:
+        expected = math.ceil(plan.num_units * plan.sampling_probability)
+        return min(_DEFAULT_MICROBATCH_SIZE, expected, plan.truncated_batch_size or expected)
+    if size < 1:
+        raise DataError(
+            f"Expected a microbatch size of at least 1. Received: microbatch_size={size}. "
+            "It is the number of units whose gradients are in memory at a time."
+        )
+    return int(size)
+
+
+def _read_dataset(dataset: Any, num_units: int) -> list[Any]:
+    """The elements of a tf.data.Dataset, which must be as many as there are units."""
+    cardinality = int(dataset.cardinality())  # -1: infinite, -2: unknown
+    if cardinality == -1:
+        raise DataError(
+            "Expected a finite dataset whose elements are the records. Received: an infinite one. "
+            "Pass it before repeat(), and before poisson_batches."
+        )
+    if cardinality >= 0 and cardinality != num_units:
+        raise DataError(
+            f"Expected one element per privacy unit of the plan, {num_units}. Received: a dataset of {cardinality} "
+            "elements. Make the plan for these records; a batched dataset is unbatched first."
+        )
+    items = list(itertools.islice(dataset.as_numpy_iterator(), num_units + 1))
+    if len(items) != num_units:
+        received = f"{len(items)} elements" if len(items) < num_units else f"more than {num_units} elements"
+        raise DataError(
+            f"Expected one element per privacy unit of the plan, {num_units}. Received: {received}. "
+            "Make the plan for these records; a batched dataset is unbatched first."
+        )
+    return items
+
+
+def _draw_batch(sampler: PoissonSampler, source: Records, size: int) -> list[Array]:
+    """One logical batch as [number of the draw, unit weights, leaves...], cut into microbatches of `size` units."""
+    number = next(_draw_numbers)
+    chosen = sampler.draw()
+    count = -(-len(chosen) // size)
+    weight = np.zeros(count * size, np.float32)
+    weight[: len(chosen)] = 1.0
+    taken = source.take(chosen, rows=count * size)
+    cut = map_leaves(lambda value: value.reshape(count, size, *value.shape[1:]), taken)
+    return [np.array(number, np.int64), weight.reshape(count, size), *leaves(cut)]
+
+
+def _guard(dataset: Any) -> Any:
+    """Takes the methods off this dataset object that would change what the accountant was told."""
+    for name in dir(type(dataset)):
+        method = inspect.getattr_static(type(dataset), name)
+        if not name.startswith("_") and inspect.isfunction(method) and name not in _KEPT_METHODS:
+            setattr(dataset, name, _refusal(name))
+    dataset.map = _guarded_map(dataset)
+    # Already done as far as it should be: more would only hold more draws in memory.
+    dataset.prefetch = lambda *args, **kwargs: dataset
+    for name in ("take", "with_options"):
+        setattr(dataset, name, _guarded(getattr(dataset, name)))
+    return dataset
+
+
+def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args, **kwargs: _guard(method(*args, **kwargs))
+
+
+def _refusal(name: str) -> Callable[..., NoReturn]:
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        raise MisuseError(
+            f"Expected the batches of the sampler as they are. Received: a call of .{name}(), which could replay, merge or "
+            "change draws that the accountant counts. Prepare the records before poisson_batches, and pass its result "
+            "to fit."
+        )
+
+    return refuse
+
+
+def _guarded_map(dataset: Any) -> Callable[..., Any]:
+    def map_(function: Any = None, *args: Any, **kwargs: Any) -> Any:
+        # KerasHub's fit maps its preprocessing over any data; with the preprocessor detached that is the identity.
+        if _is_detached_preprocessing(function):
+            return dataset
+        raise MisuseError(
+            "Expected the batches of the sampler as they are. Received: a call of .map(). From `fit` of a KerasHub model: "
+            "its preprocessor is attached; apply it to the records before poisson_batches and set "
+            "`model.preprocessor = None`. From `fit(class_weight=...)`: put the weights in the records' sample_weight. "
+            "From your own code: map the records before poisson_batches."
+        )
+
+    return map_
+
+
+def _is_detached_preprocessing(function: Any) -> bool:
+    """Whether this is KerasHub's own `preprocess_samples`, not an override, of a model without a preprocessor."""
+    owner = getattr(function, "__self__", None)
+    return (
+        inspect.ismethod(function)
+        and function.__func__.__module__.partition(".")[0] in ("keras_hub", "keras_nlp")
+        and function.__func__.__qualname__ in ("Task.preprocess_samples", "PipelineModel.preprocess_samples")
+        and getattr(owner, "preprocessor", None) is None
+    )
