@@ -12,6 +12,8 @@ from scipy import stats
 from tfdp import accounting
 from tfdp.errors import AccountingError
 
+pytestmark = pytest.mark.quick
+
 RUN = {"scheme": "poisson", "sampling_probability": 0.25, "noise_multiplier": 1.5, "num_units": 400}
 
 

@@ -68,9 +68,7 @@ NumUnits = Annotated[
         min=1, help="What is sampled from: units (records with --records-per-unit above 1).", show_default=False
     ),
 ]
-BatchSize = Annotated[
-    float | None, typer.Option(min=0, help="Expected batch size, q times --num-units.", show_default=False)
-]
+BatchSize = Annotated[float | None, typer.Option(help="Expected batch size, q times --num-units.", show_default=False)]
 Steps = Annotated[int | None, typer.Option(min=1, help="Noisy updates, not microbatches.", show_default=False)]
 Delta = Annotated[float | None, typer.Option(help="Well below 1 / number of units.", show_default=False)]
 AccountantOption = Annotated[
@@ -127,7 +125,7 @@ def account(
     num_units: NumUnits = None,
     batch_size: BatchSize = None,
     noise_multiplier: Annotated[
-        float | None, typer.Option(min=0, help="Noise standard deviation / clip norm (sigma).", show_default=False)
+        float | None, typer.Option(help="Noise standard deviation / clip norm (sigma).", show_default=False)
     ] = None,
     steps: Steps = None,
     delta: Delta = None,
@@ -318,8 +316,8 @@ def _from_flags(
             f"Expected no --batch-size but {num_units} with --scheme full_batch. Received: {size:g}."
         )
     sigma = required.get("--noise-multiplier")
-    if sigma is not None and not math.isfinite(sigma):
-        raise typer.BadParameter(f"Expected a finite --noise-multiplier. Received: {sigma}.")
+    if sigma is not None and not (math.isfinite(sigma) and sigma >= 0):
+        raise typer.BadParameter(f"Expected a finite --noise-multiplier of at least 0. Received: {sigma}.")
     if epsilon is not None and not (math.isfinite(epsilon) and epsilon > 0):
         raise typer.BadParameter(f"Expected a finite --epsilon above 0. Received: {epsilon}.")
     if delta is not None and not 0 < delta < 1:
