@@ -71,9 +71,7 @@ def record(model: Any, batch_size: int) -> Iterator[Recording]:
         for layer in keras_private.flatten_layers(model):
             if any(id(v) in trainable for v in keras_private.own_variables(layer)):
                 rule = rules.rule_for(layer)
-                stack.enter_context(
-                    keras_private.replaced_call(layer, _tapping(layer, rule, recording, batch_size))
-                )
+                stack.enter_context(keras_private.replaced_call(layer, _tapping(layer, rule, recording, batch_size)))
         yield recording
 
 
@@ -83,11 +81,12 @@ def _tapping(layer: Any, rule: rules.Rule, recording: Recording, batch_size: int
             with recording.outside.stop_recording(), rule.without_finish(layer):
                 output = original(*args, **kwargs)
             for role, tensor in (("input", next(iter(args), None)), ("output", output)):
-                leading = tensor.shape[0] if getattr(tensor, "shape", None) else None
+                shape = getattr(tensor, "shape", None)
+                leading = shape[0] if shape else None
                 if leading != batch_size:
                     raise UnsupportedLayerError(
                         f"Expected the {role} of layer '{layer.name}' ({type(layer).__name__}) to keep the batch as its "
-                        f"leading axis ({batch_size}). Received: shape {getattr(tensor, 'shape', None)}. Its gradient "
+                        f"leading axis ({batch_size}). Received: shape {shape}. Its gradient "
                         "cannot be split into units; broadcast the tensor over the batch, or freeze the layer "
                         "(layer.trainable = False)."
                     )

@@ -167,9 +167,7 @@ Use = Outer | Gather | Direct
 
 def outer(rows: Any, columns: Any, shape: Sequence[int], units: int, permutation: Any = None) -> Outer:
     """An `Outer` from [batch, ..., d] and [batch, ..., p] in any float type."""
-    return Outer(
-        _by_unit(_float32(rows), units, 1), _by_unit(_float32(columns), units, 1), tuple(shape), permutation
-    )
+    return Outer(_by_unit(_float32(rows), units, 1), _by_unit(_float32(columns), units, 1), tuple(shape), permutation)
 
 
 def gather(ids: Any, columns: Any, vocabulary: int, units: int) -> Gather:
@@ -211,8 +209,9 @@ def _held(uses: Sequence[Use]) -> Direct:
 def squared_norm(uses: Sequence[Use]) -> Any:
     """Squared norm [units] of the gradient of one variable, all its (merged) uses together."""
     total = tf.add_n([use.squared_norm() for use in uses])
-    if len(uses) == 2:
-        table, kernel = (uses if isinstance(uses[0], Gather) else reversed(uses))
+    table = next((use for use in uses if isinstance(use, Gather)), None)
+    kernel = next((use for use in uses if isinstance(use, Outer)), None)
+    if table is not None and kernel is not None:
         total += 2.0 * table.cross(kernel)
     return total
 

@@ -84,6 +84,8 @@ def without_rule(layer: Any) -> str | None:
     if rule is None:
         return f"Expected every trainable layer to have a gradient rule. Received: {name}, which has none. {remedy}"
     if getattr(layer, "quantization_mode", None) is not None:
-        return f"Expected layers that are not quantized. Received: {name} quantized to {layer.quantization_mode}. {remedy}"
+        return (
+            f"Expected layers that are not quantized. Received: {name} quantized to {layer.quantization_mode}. {remedy}"
+        )
     reason = rule.refuse(layer)
     return None if reason is None else f"Expected a layer that its rule covers. Received: {name}: {reason} {remedy}"
