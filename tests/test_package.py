@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import pathlib
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -44,12 +42,9 @@ def scripts(request, tmp_path_factory):
         return pathlib.Path(sysconfig.get_path("scripts"))
     wheel = request.getfixturevalue("wheel")
     folder = tmp_path_factory.mktemp("installed") / "venv"
-    venv.create(folder, symlinks=True)
+    venv.create(folder, symlinks=True, with_pip=True)
     python = folder / "bin" / "python"
-    if importlib.util.find_spec("pip"):
-        _run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel)
-    else:
-        _run(shutil.which("uv"), "pip", "install", "--python", python, "--no-deps", "--no-index", wheel)
+    _run(python, "-m", "pip", "install", "--no-deps", "--no-index", wheel)
     # The dependencies are those of the environment that runs the tests; its own tfdp comes later on the path.
     packages = pathlib.Path(_run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
