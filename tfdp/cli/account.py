@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import enum
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from tfdp.cli.accounted_run import Accountant, Adjacency, Run, Scheme, from_flags, from_spec
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
     from tfdp.accounting import Calibration
-    from tfdp.spec import PrivacySpec
 
 _ACCOUNT_EXAMPLE = """Examples:
 
@@ -34,30 +33,6 @@ tfdp calibrate --num-units 200000 --batch-size 1024 --steps 2000 --epsilon 3 --d
 tfdp calibrate --num-units 1000 --scheme full_batch --steps 50 --epsilon 3 --delta 1e-4 --adjacency replace_one
 ```
 """
-
-
-class Accountant(enum.StrEnum):
-    """Who computes epsilon."""
-
-    PLD = "pld"
-    RDP = "rdp"
-    PRV = "prv"
-
-
-class Adjacency(enum.StrEnum):
-    """How two neighbouring data sets differ."""
-
-    ADD_OR_REMOVE_ONE = "add_or_remove_one"
-    REPLACE_ONE = "replace_one"
-    ZERO_OUT = "zero_out"
-
-
-class Scheme(enum.StrEnum):
-    """How batches are drawn."""
-
-    POISSON = "poisson"
-    TRUNCATED_POISSON = "truncated_poisson"
-    FULL_BATCH = "full_batch"
 
 
 SpecArgument = Annotated[str | None, typer.Argument(metavar="SPEC", help="A privacy spec, instead of flags.")]
@@ -87,35 +62,6 @@ def register(app: typer.Typer) -> None:
     """Adds the commands."""
     app.command("account", epilog=_ACCOUNT_EXAMPLE)(account)
     app.command("calibrate", epilog=_CALIBRATE_EXAMPLE)(calibrate)
-
-
-@dataclass(frozen=True)
-class _Run:
-    """What is accounted, from a spec or from flags."""
-
-    scheme: str
-    sampling_probability: float
-    num_units: int
-    steps: int
-    accountant: str
-    adjacency: str
-    truncated_batch_size: int | None = None
-    records_per_unit: int = 1
-    noise_multiplier: float | None = None
-    epsilon: float | None = None
-    delta: float | None = None
-    unit: str = "one unit"
-    spec_digest: str | None = None
-
-    @property
-    def sampler(self) -> dict[str, Any]:
-        return {
-            "scheme": self.scheme,
-            "sampling_probability": self.sampling_probability,
-            "num_units": self.num_units,
-            "truncated_batch_size": self.truncated_batch_size,
-            "records_per_unit": self.records_per_unit,
-        }
 
 
 def account(
@@ -149,7 +95,7 @@ def account(
 
     run = _read(context, path, spec)
     if run is None:
-        run = _from_flags(
+        run = from_flags(
             {"--num-units": num_units, "--steps": steps, "--noise-multiplier": noise_multiplier},
             batch_size, accountant, adjacency, scheme, truncated_batch_size, records_per_unit, epsilon, delta,
         )  # fmt: skip
@@ -198,7 +144,7 @@ def calibrate(
     """
     run = _read(context, path, spec)
     if run is None:
-        run = _from_flags(
+        run = from_flags(
             {"--num-units": num_units, "--steps": steps, "--epsilon": epsilon, "--delta": delta},
             batch_size, accountant, adjacency, scheme, truncated_batch_size, records_per_unit, epsilon, delta,
         )  # fmt: skip
@@ -218,7 +164,7 @@ def calibrate(
     _print("Calibrated noise", report, sentence, as_json)
 
 
-def _read(context: typer.Context, path: str | None, option: str | None) -> _Run | None:
+def _read(context: typer.Context, path: str | None, option: str | None) -> Run | None:
     """The run of a spec; None when there is none and the flags count."""
     if path is not None and option is not None:
         raise typer.BadParameter("Expected one spec. Received one as an argument and one as --spec.")
@@ -237,7 +183,7 @@ def _read(context: typer.Context, path: str | None, option: str | None) -> _Run 
             f"Expected a spec or flags, not both. Received {path} and {', '.join(given)}. "
             "Change the spec, or repeat all of its numbers as flags."
         )
-    return _from_spec(path)
+    return from_spec(path)
 
 
 def _is_typed(context: typer.Context, name: str) -> bool:
@@ -246,105 +192,13 @@ def _is_typed(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _from_spec(path: str) -> _Run:
-    from tfdp.errors import PlanError
-    from tfdp.findings import errors
-    from tfdp.review import review
-    from tfdp.spec import PrivacySpec
-
-    spec = PrivacySpec.from_file(path)
-    # A claim that is too small is what these commands are asked about; anything else makes the number meaningless.
-    blocking = [finding for finding in errors(review(spec)) if finding.id != "PS020"]
-    if blocking:
-        lines = "\n  ".join(str(finding) for finding in blocking)
-        raise PlanError(f"Expected a spec that can be accounted. Received:\n  {lines}", blocking)
-    schedule = spec.schedule
-    return _Run(
-        scheme=spec.sampling.scheme,
-        sampling_probability=schedule.sampling_probability,
-        num_units=schedule.population,
-        steps=schedule.steps,
-        accountant=spec.accountant.name,
-        adjacency=spec.claim.adjacency,
-        truncated_batch_size=spec.sampling.truncated_batch_size,
-        records_per_unit=schedule.records_per_unit,
-        noise_multiplier=spec.mechanism.noise_multiplier,
-        epsilon=spec.claim.epsilon,
-        delta=spec.claim.delta,
-        unit=_unit(spec),
-        spec_digest=spec.digest,
-    )
-
-
-def _unit(spec: PrivacySpec) -> str:
-    unit = spec.claim.privacy_unit
-    k = unit.max_records_per_unit or 1
-    if k == 1:
-        return f"one {unit.kind}"
-    how = "group privacy" if unit.method == "group_privacy" else "clipped together"
-    return f"one {unit.kind}, up to {k} records ({how})"
-
-
-def _from_flags(
-    required: Mapping[str, Any],
-    batch_size: float | None,
-    accountant: Accountant,
-    adjacency: Adjacency,
-    scheme: Scheme,
-    truncated_batch_size: int | None,
-    records_per_unit: int,
-    epsilon: float | None,
-    delta: float | None,
-) -> _Run:
-    missing = [flag for flag, value in required.items() if value is None]
-    if batch_size is None and scheme is not Scheme.FULL_BATCH:
-        missing.append("--batch-size")
-    if scheme is Scheme.TRUNCATED_POISSON and truncated_batch_size is None:
-        missing.append("--truncated-batch-size")
-    if missing:
-        raise typer.BadParameter(f"Expected a spec, or the flags of a run. Missing: {', '.join(missing)}.")
-    if scheme is not Scheme.TRUNCATED_POISSON and truncated_batch_size is not None:
-        raise typer.BadParameter("Expected --truncated-batch-size with --scheme truncated_poisson only.")
-    num_units = required["--num-units"]
-    size = float(num_units) if batch_size is None else batch_size
-    if not 0 < size <= num_units:
-        raise typer.BadParameter(
-            f"Expected --batch-size above 0 and at most --num-units {num_units}. Received: {size:g}."
-        )
-    if scheme is Scheme.FULL_BATCH and size != num_units:
-        raise typer.BadParameter(
-            f"Expected no --batch-size but {num_units} with --scheme full_batch. Received: {size:g}."
-        )
-    sigma = required.get("--noise-multiplier")
-    if sigma is not None and not (math.isfinite(sigma) and sigma >= 0):
-        raise typer.BadParameter(f"Expected a finite --noise-multiplier of at least 0. Received: {sigma}.")
-    if epsilon is not None and not (math.isfinite(epsilon) and epsilon > 0):
-        raise typer.BadParameter(f"Expected a finite --epsilon above 0. Received: {epsilon}.")
-    if delta is not None and not 0 < delta < 1:
-        raise typer.BadParameter(f"Expected --delta above 0 and below 1. Received: {delta}.")
-    return _Run(
-        scheme=scheme.value,
-        sampling_probability=size / num_units,
-        num_units=num_units,
-        steps=required["--steps"],
-        accountant=accountant.value,
-        adjacency=adjacency.value,
-        truncated_batch_size=truncated_batch_size,
-        records_per_unit=records_per_unit,
-        noise_multiplier=sigma,
-        epsilon=epsilon,
-        delta=delta,
-        unit="one unit" if records_per_unit == 1 else f"one unit, up to {records_per_unit} records (group privacy)",
-    )
-
-
-def _event(run: _Run, sigma: float) -> DpEvent:
+def _event(run: Run, sigma: float) -> DpEvent:
     from tfdp import accounting
 
     return accounting.step_event(**run.sampler, noise_multiplier=sigma)
 
 
-def _calibrated(run: _Run) -> Calibration:
+def _calibrated(run: Run) -> Calibration:
     from tfdp import accounting
     from tfdp.errors import AccountingError
 
@@ -362,7 +216,7 @@ def _calibrated(run: _Run) -> Calibration:
 
 
 def _report(
-    run: _Run, event: DpEvent, *, epsilon: float, delta: float, noise_multiplier: float, claimed: float | None
+    run: Run, event: DpEvent, *, epsilon: float, delta: float, noise_multiplier: float, claimed: float | None
 ) -> dict[str, Any]:
     """The result and everything that it rests on; what is unbounded is null."""
     from tfdp import accounting
@@ -415,7 +269,7 @@ def _number(value: float | None) -> str:
     return "unbounded" if value is None or not math.isfinite(value) else f"{value:.6g}"
 
 
-def _steps(run: _Run) -> str:
+def _steps(run: Run) -> str:
     return f"{run.steps} step{'' if run.steps == 1 else 's'}"
 
 
