@@ -5,9 +5,9 @@
 | "csprng"  | `os.urandom`, 64 fresh bits per value  | private training (the default)                         |
 | "prng"    | Philox keyed by (seed, step, variable) | tests only; a card must name it, its noise is not secret |
 
-Values are computed in float64 by inverting the normal distribution function and rounded to float32 once. The tail is cut
-where it has a mass of 2^-64 (9.1 standard deviations). What is not covered: attacks on floating-point arithmetic itself,
-that is on the low bits of the rounded sum of gradient and noise.
+Values are computed in float64 by inverting the normal distribution function and rounded to float32 once. The tails end
+where they have a mass of 2^-65 (9.1 standard deviations). What is not covered: attacks on floating-point arithmetic
+itself, that is on the low bits of the rounded sum of gradient and noise.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ class GaussianNoise:
     def tensors(self, shapes: Sequence[Sequence[int]], stddev: float, step: Any) -> list[Any]:
         """Noise for all variables of a step as one operation of a TensorFlow graph.
 
-        The operation is stateful, so it draws anew at every execution of the graph; it depends on nothing but `step`, so
-        TensorFlow may run it beside the gradients.
+        The operation is stateful, so it draws anew at every execution of the graph; it depends on nothing but `step`,
+        so TensorFlow may run it beside the gradients.
 
         Args:
             shapes: fully defined, one per variable.
@@ -111,16 +111,18 @@ class GaussianNoise:
             return [self.sample(size, stddev, step=int(step), index=index) for index, size in enumerate(sizes)]
 
         tensors = tf.numpy_function(draw, [tf.cast(step, tf.int64)], [tf.float32] * len(sizes), stateful=True)
+        # Run eagerly, TensorFlow hands a single output back bare.
+        tensors = list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
         for tensor, size in zip(tensors, sizes, strict=True):
             tensor.set_shape(size)
-        return list(tensors)
+        return tensors
 
     def _philox(self, seed: int, step: int, index: int) -> np.random.Generator:
         with self._lock:
             if step <= self._last_steps.get(index, -1):
                 raise MisuseError(
-                    f"Expected a step number above {self._last_steps[index]} for variable {index}. Received: step={step}. "
-                    "The same noise would be used twice; go on counting steps, or make a new generator with another seed."
+                    f"Expected a step above {self._last_steps[index]} for variable {index}. Received: step={step}. "
+                    "The same noise would be used twice: go on counting steps, or start with another seed."
                 )
             self._last_steps[index] = step
         # The lowest word counts within the array; the highest keeps this stream apart from the seeded sampler's.
@@ -132,7 +134,8 @@ def _checked_stddev(stddev: float) -> float:
     stddev = float(stddev)
     if not _SMALLEST_STDDEV <= stddev <= _LARGEST_STDDEV:
         raise MisuseError(
-            f"Expected a standard deviation between {_SMALLEST_STDDEV} and {_LARGEST_STDDEV}. Received: stddev={stddev}. "
+            f"Expected a standard deviation between {_SMALLEST_STDDEV} and {_LARGEST_STDDEV}. "
+            f"Received: stddev={stddev}. "
             "Without noise there is no privacy: check the noise multiplier and the clip norm."
         )
     return stddev
@@ -158,8 +161,8 @@ def _fill_from_system(out: npt.NDArray[np.float32], stddev: float) -> None:
 def standard_normal_from_words(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
     """One standard normal value per uniform 64-bit word.
 
-    The highest bit is the sign. The other 63 bits are a point u in (0, 1/2], always inside: for the word 0 it is 2^-65, so
-    that the quantile stays finite, and both tails have the resolution that floating point has near zero.
+    The highest bit is the sign. The other 63 bits are a point u in (0, 1/2]: 2^-65 for the word 0, so the quantile
+    stays finite, and both tails have the resolution that floating point has near zero.
     """
     values = (words & np.uint64(2**63 - 1)).astype(np.float64)
     values += 0.5

@@ -1,5 +1,8 @@
-"""The law of the sampler. Each statistical test is two-sided where too good is a fault too, and rejects a correct sampler
-with a probability of at most 1e-6 (normal and chi-square approximations at cell counts of 25 or more)."""
+"""The law of the sampler.
+
+Each statistical test is two-sided where too good is a fault too, and rejects a correct sampler with a probability of at
+most 1e-6 (normal and chi-square approximations, at cell counts of 25 or more).
+"""
 
 from __future__ import annotations
 
@@ -225,7 +228,10 @@ class TestTruncation:
 
 
 class TestEntropy:
-    CODE = "from tfdp.sampling.poisson import PoissonSampler as P; s = P(10**6, 1e-4{}); print([s.draw().tolist() for _ in range(3)])"
+    CODE = (
+        "from tfdp.sampling.poisson import PoissonSampler as P\n"
+        "s = P(10**6, 1e-4{}); print([s.draw().tolist() for _ in range(3)])"
+    )
 
     def processes(self, arguments: str) -> list[str]:
         code = self.CODE.format(arguments)
@@ -283,5 +289,5 @@ class TestEntropy:
     ],
 )
 def test_arguments_out_of_range(arguments, error):
-    with pytest.raises(error, match="Expected .* Received: "):
+    with pytest.raises(error, match=r"Expected .* Received: "):
         PoissonSampler(**arguments)

@@ -22,7 +22,7 @@ from tfdp.sampling.structures import Array, Leaf, Records, leaves, map_leaves, r
 _DEFAULT_MICROBATCH_SIZE = 16
 _PREFETCHED_BATCHES = 2
 
-# Process-wide, so that a number names one draw whatever dataset, iterator, epoch or fit it belongs to. `next` is atomic.
+# Process-wide: a number names one draw, whatever dataset, iterator, epoch or fit it belongs to. `next` is atomic.
 _draw_numbers = itertools.count(1)
 
 # What Keras needs of a dataset; every other method could replay, drop, merge or rewrite draws.
@@ -225,9 +225,9 @@ def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
 def _refusal(name: str) -> Callable[..., NoReturn]:
     def refuse(*args: Any, **kwargs: Any) -> NoReturn:
         raise MisuseError(
-            f"Expected the batches of the sampler as they are. Received: a call of .{name}(), which could replay, merge or "
-            "change draws that the accountant counts. Prepare the records before poisson_batches, and pass its result "
-            "to fit."
+            f"Expected the batches of the sampler as they are. Received: a call of .{name}(), which could replay, "
+            "merge or change draws that the accountant counts. Prepare the records before poisson_batches, and pass "
+            "its result to fit."
         )
 
     return refuse
@@ -239,8 +239,8 @@ def _guarded_map(dataset: Any) -> Callable[..., Any]:
         if _is_detached_preprocessing(function):
             return dataset
         raise MisuseError(
-            "Expected the batches of the sampler as they are. Received: a call of .map(). From `fit` of a KerasHub model: "
-            "its preprocessor is attached; apply it to the records before poisson_batches and set "
+            "Expected the batches of the sampler as they are. Received: a call of .map(). From `fit` of a KerasHub "
+            "model: its preprocessor is attached; apply it to the records before poisson_batches and set "
             "`model.preprocessor = None`. From `fit(class_weight=...)`: put the weights in the records' sample_weight. "
             "From your own code: map the records before poisson_batches."
         )

@@ -2,23 +2,25 @@
 
 What `as_records` understands, and how it decides:
 
-| given                                               | read as                                                         |
-|-----------------------------------------------------|-----------------------------------------------------------------|
-| a tuple `(x,)`, `(x, y)` or `(x, y, sample_weight)` | columns, as for `model.fit`: every leaf has a record axis first |
-| a dict                                              | columns of `x` alone                                            |
-| one array of integers [records, tokens]             | token records of a language model (see below)                   |
-| any other array                                     | a column of `x` alone                                           |
-| a list                                              | one record per element, checked and stacked now                 |
-| anything else with `__len__` and `__getitem__`      | one record per index, read and checked when it is drawn         |
+| given                                               | read as                                                      |
+|-----------------------------------------------------|--------------------------------------------------------------|
+| a tuple `(x,)`, `(x, y)` or `(x, y, sample_weight)` | columns, as for `model.fit`: leaves have a record axis first |
+| a dict                                              | columns of `x` alone                                         |
+| one array of integers [records, tokens]             | token records of a language model (see below)                |
+| any other array                                     | a column of `x` alone                                        |
+| a list                                              | one record per element, checked and stacked now              |
+| anything else with `__len__` and `__getitem__`      | one record per index, read and checked when it is drawn      |
 
 A record is `x` (an array, or a dict or tuple of them), or a tuple `(x, y)` or `(x, y, sample_weight)`. Inside either,
 dicts and tuples are structure and a list is an array. All records have the same structure, shapes and dtypes.
 
 A record that is nothing but a 1-D sequence of integers is a token record: x = {"token_ids", "padding_mask"} from all
 tokens but the last, y = all tokens but the first, sample_weight = 1 where y is a real token. Token records may differ
-in length if `sequence_length` (the length of x and y, a public number) is given: longer ones are cut, shorter ones padded.
+in length if `sequence_length` (the length of x and y, a public number) is given: longer ones are cut, shorter ones
+padded.
 
-With `records_per_unit` = k > 1 "record" above means privacy unit, and every leaf of a unit has a first axis of length k.
+With `records_per_unit` = k > 1 "record" above means privacy unit, and every leaf of a unit starts with an axis of
+length k.
 
 Errors name an index and a leaf, never what a record contains.
 """
@@ -176,7 +178,7 @@ def _from_items(source: Any, options: TokenOptions) -> Records:
 
 
 def _fill(result: Structure, template: Structure, record: Structure, row: int, index: int) -> None:
-    """Copies one record into `row` of the arrays of `result`, if it has the structure, shapes and dtypes of record 0."""
+    """Copies one record into `row` of `result`, if it has the structure, shapes and dtypes of record 0."""
     if isinstance(template, Leaf):
         if not isinstance(record, np.ndarray) or record.shape != template.shape or record.dtype != template.dtype:
             raise DataError(

@@ -60,7 +60,8 @@ class TokenOptions:
         if self.sequence_length is not None:
             raise DataError(
                 "Expected no sequence_length, because these records are not bare token sequences. "
-                f"Received: sequence_length={self.sequence_length}. Cut and pad the records before, or pass bare tokens."
+                f"Received: sequence_length={self.sequence_length}. Cut and pad the records before, or pass bare "
+                "tokens."
             )
 
 
