@@ -52,7 +52,8 @@ def main() -> None:
     for name, num_units, probability, draw, count in rows:
         seconds, peak, size = measure(draw, count)
         print(
-            f"| {name} | {num_units:.0e} | {probability:.0e} | {size:.1f} | {seconds * 1e6:.0f} us | {peak / 1024:.0f} KiB |"
+            f"| {name} | {num_units:.0e} | {probability:.0e} | {size:.1f} "
+            f"| {seconds * 1e6:.0f} us | {peak / 1024:.0f} KiB |"
         )
 
 

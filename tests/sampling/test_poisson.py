@@ -268,11 +268,11 @@ class TestEntropy:
         code = (
             "import os; from tfdp.sampling.poisson import PoissonSampler as P\n"
             "s = P(10**6, 1e-4); s.draw(); pid = os.fork()\n"
-            "print(s.draw().tolist(), flush=True)\n"
-            "pid and os.wait()"
+            "pid and os.wait()\n"  # in turn, so that the lines do not mix
+            "print(s.draw().tolist(), flush=True)"
         )
         out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-        assert len(set(out.splitlines())) == 2
+        assert len(out.splitlines()) == len(set(out.splitlines())) == 2
 
 
 @pytest.mark.parametrize(
