@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from tfdp import __version__
-from tfdp.cli import account, card, schema, validate
+from tfdp.cli import account, card, schema, train, validate
 from tfdp.errors import TfdpError
 
 app = typer.Typer(
@@ -47,6 +47,7 @@ def _root(
 validate.register(app)
 schema.register(app)
 account.register(app)
+train.register(app)
 card.register(app)
 
 

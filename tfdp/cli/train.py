@@ -1,0 +1,212 @@
+"""`tfdp train`: fine-tunes a language model privately on a file of texts, and writes its card."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from tfdp.plan import Plan
+    from tfdp.spec import PrivacySpec
+    from tfdp.workflow import TextRecords, TrainingResult
+
+_EXAMPLE = """Examples:
+
+```
+tfdp train --spec privacy.yaml --data mails.jsonl --model gpt2:tiny --out run/
+tfdp train --spec privacy.yaml --data mails.csv.gz --text-field body --id-field sender \\
+    --model gpt2_base_en --lora-rank 8 --sequence-length 256 --out run/
+```
+
+`--model`: `gpt2:tiny` is a small GPT-2 with random weights, for trying things out; `gpt2:demo` is the small public
+model of `tfdp demo`; anything else is a KerasHub preset (downloaded) or the directory of one.
+
+Stopped? The same call goes on where the last epoch ended. The ledger in the run directory never forgets a step.
+"""
+
+GPT2_DEMO = "gpt2:demo"
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command("train", epilog=_EXAMPLE)(train)
+
+
+def train(
+    spec: Annotated[str, typer.Option(metavar="PATH", help="The privacy spec.")],
+    data: Annotated[str, typer.Option(metavar="PATH", help="Texts: .jsonl, .csv or .tsv, also .gz.")],
+    model: Annotated[str, typer.Option(metavar="NAME", help="gpt2:tiny, gpt2:demo, a KerasHub preset or directory.")],
+    out: Annotated[str, typer.Option(metavar="DIR", help="Run directory: model, ledger and card.")],
+    text_field: Annotated[str, typer.Option(help="Field or column with the text.")] = "text",
+    id_field: Annotated[
+        str | None,
+        typer.Option(help="Field or column that names the privacy unit; by default the spec's.", show_default=False),
+    ] = None,
+    lora_rank: Annotated[
+        int | None,
+        typer.Option(min=1, help="Train adapters of this rank only; without it, all weights.", show_default=False),
+    ] = None,
+    sequence_length: Annotated[int, typer.Option(min=2, help="Tokens of a text that are used.")] = 128,
+    optimizer: Annotated[str, typer.Option(help="Any optimizer of Keras, by name.")] = "adamw",
+    learning_rate: Annotated[float, typer.Option(help="Its learning rate.")] = 1e-3,
+    holdout: Annotated[
+        float,
+        typer.Option(
+            min=0.0, max=0.9, help="Share of the units set aside for the perplexity: not trained on, not covered."
+        ),
+    ] = 0.1,
+) -> None:
+    """Fine-tune a language model with differential privacy, and write its model card.
+
+    One text is one privacy unit, or the texts with one id are. Reviews the spec first, then trains under it: every step
+    is in the ledger before it runs, and the run stops where the budget ends. How long it trains, with which noise and
+    batches, stands in the spec alone. Exits with 1 when the spec, the data or the run is refused.
+    """
+    from rich.console import Console
+
+    from tfdp.findings import errors
+    from tfdp.review import review
+    from tfdp.spec import PrivacySpec
+    from tfdp.workflow.records import one_record_per_unit, read_text_records, split_held_out
+
+    if not learning_rate > 0:
+        raise typer.BadParameter(f"Expected --learning-rate above 0. Received: {learning_rate}.")
+    console = Console(highlight=False, soft_wrap=True)
+    reviewed = PrivacySpec.from_file(spec)
+    findings = review(reviewed)
+    for finding in findings:
+        console.print(str(finding), style="red" if finding.severity == "error" else "yellow", markup=False)
+    if errors(findings):
+        raise typer.Exit(1)
+    unit = reviewed.claim.privacy_unit
+    records = read_text_records(data, text_field=text_field, id_field=_chosen_id_field(reviewed, id_field))
+    records, held_out = split_held_out(one_record_per_unit(records, unit.selection), holdout)
+
+    with _quiet_start():
+        from tfdp.workflow import build_model, plan_for, steps_done, train_text_model
+
+    plan = plan_for(reviewed, len(records))
+    done = steps_done(out, plan)
+    _print_plan(console, plan, records, held_out, done)
+    with _quiet_start():
+        import keras_hub  # noqa: F401 - to have its start-up messages here
+        import tensorflow as tf
+
+        tf.config.list_logical_devices()
+    if model == GPT2_DEMO:
+        from tfdp.demo.public_model import load_public_model
+        from tfdp.workflow import add_lora
+
+        network = load_public_model(compile=False)
+        if lora_rank is not None:
+            add_lora(network, lora_rank)
+    else:
+        network = build_model(model, lora_rank=lora_rank)
+    command = ["tfdp", "train", "--spec", spec, "--data", data, "--model", model, "--out", out]
+    result = train_text_model(
+        plan,
+        network,
+        records,
+        out,
+        held_out=held_out,
+        sequence_length=sequence_length,
+        optimizer=optimizer,
+        learning_rate=learning_rate,
+        details={
+            "model_name": model if lora_rank is None else f"{model}, LoRA of rank {lora_rank}",
+            "data_source": f"{os.path.basename(data)}, field {text_field}",
+            "command": shlex.join(command) + f" (sequence length {sequence_length}, {optimizer}, rate "
+            f"{learning_rate:g})",
+        },
+    )
+    _print_result(console, result)
+
+
+def _chosen_id_field(spec: PrivacySpec, given: str | None) -> str | None:
+    """The field that names the unit: the spec's, which the option may repeat but not change."""
+    stated = spec.claim.privacy_unit.id_field
+    if given is not None and stated is not None and given != stated:
+        raise typer.BadParameter(
+            f"Expected --id-field {stated}, which the spec names (claim.privacy_unit.id_field). Received: {given}. "
+            "What a unit is, is for the spec to say."
+        )
+    return stated or given
+
+
+@contextlib.contextmanager
+def _quiet_start() -> Iterator[None]:
+    """Keeps TensorFlow's start-up messages from the terminal; shows them when the import fails.
+
+    Its C++ part writes to the file descriptor, and before it has read any setting.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as messages:
+        os.dup2(messages.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            messages.seek(0)
+            os.write(kept, messages.read())
+            raise
+        finally:
+            sys.stderr.flush()
+            os.dup2(kept, 2)
+            os.close(kept)
+
+
+def _print_plan(console: Any, plan: Plan, records: TextRecords, held_out: TextRecords, done: int) -> None:
+    unit = plan.spec.claim.privacy_unit
+    most = "" if plan.truncated_batch_size is None else f", at most {plan.truncated_batch_size}"
+    rows = {
+        "privacy unit": f"{unit.kind}: {unit.description}",
+        "units": f"{len(records)} to train on, {len(held_out)} held out (not trained on, not covered)",
+        "sampling": f"{plan.scheme}{most}, q = {plan.expected_batch_size:g} / {plan.num_units} = "
+        f"{plan.sampling_probability:.4g}",
+        "steps": f"{plan.steps} in {plan.epochs} epochs of {plan.steps_per_epoch}",
+        "noise multiplier": f"{plan.noise_multiplier:g}, clip norm {plan.clip_norm:g}",
+        "epsilon": f"{plan.epsilon(plan.steps):.4g} of {plan.target_epsilon:g} at delta {plan.delta:g} "
+        f"({plan.adjacency}, {plan.accountant})",
+    }
+    if done:
+        rows["already spent"] = f"{done} steps, epsilon {plan.epsilon(done):.4g}; the run goes on from its checkpoint"
+    _print_table(console, "Plan", rows)
+
+
+def _print_result(console: Any, result: TrainingResult) -> None:
+    plan = result.plan
+    rows = {
+        "epsilon spent": f"{result.epsilon:.4g} of {plan.target_epsilon:g} at delta {plan.delta:g}",
+        "steps": f"{result.steps} of {plan.steps}",
+        "time": f"{result.seconds:.0f} s",
+    }
+    if result.before is not None and result.after is not None:
+        interval = result.after.interval()
+        between = "" if interval is None else f" (95% interval {interval[0]:.4g} to {interval[1]:.4g})"
+        rows["perplexity before"] = f"{result.before.perplexity:.4g}"
+        rows["perplexity after"] = f"{result.after.perplexity:.4g}{between}"
+        rows["measured on"] = f"{result.after.num_records} held-out records: exact, not covered by epsilon"
+    rows |= {
+        "card": f"{result.paths['html']}",
+        "model": f"{result.paths['model']}",
+        "ledger": f"{result.paths['ledger']}",
+    }
+    _print_table(console, "Result", rows)
+
+
+def _print_table(console: Any, title: str, rows: dict[str, str]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, show_header=False, title_justify="left")
+    for name, value in rows.items():
+        table.add_row(name, Text(value, overflow="fold"))
+    console.print(table)

@@ -1,0 +1,96 @@
+"""One private `fit`, with everything around it that a KerasHub task needs."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tfdp.plan import Plan
+
+if TYPE_CHECKING:
+    import keras
+
+
+def private_fit(
+    model: Any,
+    plan: Plan,
+    records: Any,
+    *,
+    ledger: str | os.PathLike[str],
+    optimizer: Any = "adamw",
+    learning_rate: Any = 1e-3,
+    loss: Any = None,
+    weighted_metrics: Sequence[Any] = (),
+    callbacks: Sequence[Any] = (),
+    checkpoint: str | os.PathLike[str] | None = None,
+    steps_before: int = 0,
+    verbose: int | str = 1,
+) -> keras.callbacks.History:
+    """Compiles `model` with a DP optimizer and fits it under `plan`, until the steps of the plan are spent.
+
+    A KerasHub preprocessor is taken off for the length of the fit: `records` are its arrays already (`encode_texts`).
+
+    Args:
+        model: a Keras model whose outputs are logits, or anything for which `loss` is given.
+        plan: from `make_plan`.
+        records: as for `poisson_batches`, one record per privacy unit.
+        ledger: path of the ledger; one with fewer steps than the plan is continued.
+        optimizer, learning_rate: as for `dp_optimizer`. `learning_rate` may be a schedule.
+        loss: by default sparse categorical cross-entropy of logits, the mean over the tokens of a text.
+        weighted_metrics: each is an exact value on private data, in the progress bar and the history.
+        callbacks: more of them; they run after the ledger was written.
+        checkpoint: written after every epoch, and continued from where it is there and `steps_before` is not 0.
+        steps_before: steps that the ledger already holds.
+        verbose: of Keras; above 0, the time that is left is printed after every epoch.
+    """
+    import keras
+
+    from tfdp.callback import PrivacyCallback
+    from tfdp.optimizer import dp_optimizer
+    from tfdp.sampling.batches import poisson_batches
+    from tfdp.workflow.progress import Checkpoint, RemainingTime, restore_checkpoint
+
+    with detached_preprocessor(model):
+        batches = poisson_batches(records, plan)
+        if loss is None:
+            # Per token of a text, not per position: what is shown is then comparable between lengths.
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="mean_with_sample_weight")
+        model.compile(
+            optimizer=dp_optimizer(optimizer, plan, learning_rate=learning_rate),
+            loss=loss,
+            metrics=[],
+            weighted_metrics=list(weighted_metrics),
+        )
+        if checkpoint is not None and steps_before and Path(checkpoint).exists():
+            restore_checkpoint(checkpoint, model, plan)
+        listed = [PrivacyCallback(plan, ledger=ledger), *callbacks]
+        if checkpoint is not None:
+            listed.append(Checkpoint(checkpoint, plan, steps_before))
+        if verbose:
+            listed.append(RemainingTime(plan, steps_before))
+        return model.fit(
+            batches,
+            epochs=max(1, math.ceil((plan.steps - steps_before) / plan.steps_per_epoch)),
+            steps_per_epoch=min(plan.steps_per_epoch, max(1, plan.steps - steps_before)),
+            callbacks=listed,
+            shuffle=False,  # the sampler's order is the point; Keras warns about its default
+            verbose=verbose,
+        )
+
+
+@contextlib.contextmanager
+def detached_preprocessor(model: Any) -> Iterator[None]:
+    """Takes the preprocessor off a KerasHub task, which would map it over the sampler's batches, and puts it back."""
+    preprocessor = getattr(model, "preprocessor", None)
+    if preprocessor is None:
+        yield
+        return
+    model.preprocessor = None
+    try:
+        yield
+    finally:
+        model.preprocessor = preprocessor
