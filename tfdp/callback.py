@@ -1,8 +1,8 @@
 """`PrivacyCallback`: makes `model.fit` private for the length of one fit.
 
-Keras calls `set_model` before it builds the train function, and `on_train_begin` after. In between, the private train step
-stands in for `model.train_step`; from then on only the built train function differs. It runs one step per ticket,
-and a ticket is issued only after the ledger has the step on disk.
+Keras calls `set_model` before it makes the train function, and `on_train_begin` after. In between, the private train
+step stands in for `model.train_step`; from then on only the train function differs. It runs once per permission, and
+permission is given only when the ledger has the step on disk.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdp import keras_private
 from tfdp.errors import BudgetExhaustedError, GradientError, MisuseError, UnsupportedLayerError
 from tfdp.findings import errors
 from tfdp.gradients import METHODS
@@ -23,17 +24,17 @@ from tfdp.models import check_model
 from tfdp.noise import GaussianNoise
 from tfdp.optimizer import PrivateUpdates
 from tfdp.plan import Plan
-from tfdp.training import REFUSAL, PrivateTrainStep
+from tfdp.training import PrivateTrainStep
 
-# A fit that ended by an exception calls no callback: the next fit of the same model finds and closes it here.
-_active: weakref.WeakKeyDictionary[Any, PrivacyCallback] = weakref.WeakKeyDictionary()
+# A fit that ended by an exception told no callback. Whoever comes next, for the same model or the same ledger, ends it.
+_active: weakref.WeakSet[PrivacyCallback] = weakref.WeakSet()
 
 
 class PrivacyCallback(keras.callbacks.Callback):
     """Trains with DP-SGD under a plan, writes the ledger, and stops before the budget is exceeded.
 
-    The progress bar and the History get `epsilon`: an upper bound on what the steps so far have cost, at the plan's delta,
-    all fits on this ledger together. Every other value there is exact on private data and not covered by epsilon.
+    The progress bar and the History get `epsilon`: an upper bound on what the steps so far have cost, at the plan's
+    delta, all fits on this ledger together. Every other value there is exact on private data and not covered by it.
 
     Args:
         plan: from `tfdp.make_plan`; the same as in `poisson_batches` and `dp_optimizer`.
@@ -73,35 +74,47 @@ class PrivacyCallback(keras.callbacks.Callback):
         self._ledger: Ledger | None = None
         self._train_step: PrivateTrainStep | None = None
         self._jit_compile_before: Any = None
-        self._ticket: int | None = None
+        self._run: Any = None
+        self._steps_seen = 0
 
     # What Keras calls, in its order.
 
     def set_model(self, model: Any) -> None:
-        """Checks everything that can be checked before data is seen, and installs the private train step."""
+        """Installs the private train step; Keras makes its train function from it before the fit begins."""
         super().set_model(model)
-        earlier = _active.pop(model, None)
-        if earlier is not None:
-            earlier._end()
-        self._check(model)
-        if not model.optimizer.built:  # inside the step it would be traced twice
-            model.optimizer.build(model.trainable_variables)
+        for other in [each for each in _active if each.model is model]:
+            other._end()
+        if "train_step" in vars(model):
+            raise MisuseError(
+                f"Expected a model with the train_step of its class. Received: '{model.name}', which had another one "
+                "put in its place. Take it off (del model.train_step): a private fit brings its own."
+            )
         self._train_step = PrivateTrainStep(
             model, self.plan, self._noise, method=self._method, jit_compile=self._jit_compile
         )
-        object.__setattr__(model, "train_step", self._train_step)
         self._jit_compile_before, model.jit_compile = model.jit_compile, False
+        object.__setattr__(model, "train_step", self._train_step)  # past Keras's tracking of attributes
         model.train_function = None
-        _active[model] = self
+        _active.add(self)
 
     def on_train_begin(self, logs: Any = None) -> None:
+        """Checks everything that can be checked before data is seen, and opens the ledger."""
         model = self.model
         try:
+            self._check_alone()
             self._uninstall_step()
-            self._ledger = Ledger.create_or_open(self.ledger_path, self.plan.to_dict())
+            self._check(model)
+            for other in [each for each in _active if each is not self and each._same_ledger(self)]:
+                other._end()
+            ledger = self._ledger = Ledger.create_or_open(self.ledger_path, self.plan.to_dict())
+            self._closing = weakref.finalize(self, ledger.close)  # should both be forgotten after an exception
             self._check_budget()
-            self._ledger.append("fit_begin", steps_before=self._ledger.steps)
-            model.train_function = self._guarded(model.train_function)
+            if not model.optimizer.built:  # inside the step it would be traced twice
+                model.optimizer.build(model.trainable_variables)
+            if self.plan.rng == "csprng":
+                _reseed(model)
+            ledger.append("fit_begin", steps_before=ledger.steps)
+            self._run = model.train_function = self._guarded(model.train_function)
         except BaseException:
             self._end()
             raise
@@ -109,17 +122,23 @@ class PrivacyCallback(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         try:
             self._check_budget()
+            self._check_installed()
             assert self._ledger is not None
             assert self._train_step is not None
             step = self._ledger.steps + 1
             self._ledger.append_step(step)
-            self._train_step.step.assign(step)
-            self._ticket = step
+            self._train_step.admit(step)
         except BaseException:
             self._end()
             raise
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self._train_step is not None and self._train_step.revoke():
+            self._end()
+            raise MisuseError(
+                "Expected the recorded step to run through the private train step. Received: a step that did not. "
+                "Another callback replaced model.train_function: remove it."
+            )
         self._report(logs)
         if self.steps >= self.plan.steps:
             self.model.stop_training = True
@@ -153,10 +172,8 @@ class PrivacyCallback(keras.callbacks.Callback):
 
     @property
     def traces(self) -> int:
-        """How often the train step of the current or last fit was traced."""
+        """How often the train step of the current or last fit was traced; 0 under `run_eagerly`."""
         return 0 if self._train_step is None else self._train_step.traces
-
-    _steps_seen = 0
 
     # How it is done.
 
@@ -164,65 +181,85 @@ class PrivacyCallback(keras.callbacks.Callback):
         optimizer = getattr(model, "optimizer", None)
         if not isinstance(optimizer, PrivateUpdates):
             raise MisuseError(
-                f"Expected a model compiled with tfdp.dp_optimizer(...). Received: optimizer {type(optimizer).__name__}. "
-                'Compile with optimizer=tfdp.dp_optimizer("adamw", plan, learning_rate=...). (Keras wraps optimizers under '
-                "mixed_float16; use mixed_bfloat16.)"
+                "Expected a model compiled with tfdp.dp_optimizer(...). Received: optimizer "
+                f"{type(optimizer).__name__}. "
+                'Compile with optimizer=tfdp.dp_optimizer("adamw", plan, learning_rate=...). (Keras wraps optimizers '
+                "under mixed_float16; use mixed_bfloat16.)"
             )
         if optimizer.plan_digest != self.plan.digest:
             raise MisuseError(
-                f"Expected one plan for optimizer and callback. Received: plan {optimizer.plan_digest[:12]} in the optimizer, "
-                f"{self.plan.digest[:12]} in the callback. Make one plan and pass it to both."
+                f"Expected one plan for optimizer and callback. Received: plan {optimizer.plan_digest[:12]} in the "
+                f"optimizer, {self.plan.digest[:12]} in the callback. Make one plan and pass it to both."
             )
         if model.steps_per_execution != 1:
             raise MisuseError(
-                f"Expected steps_per_execution=1. Received: {model.steps_per_execution}. Every step is recorded before it "
-                "runs; compile with steps_per_execution=1."
+                f"Expected steps_per_execution=1. Received: {model.steps_per_execution}. Every step is recorded before "
+                "it runs; compile with steps_per_execution=1."
             )
         if getattr(model, "preprocessor", None) is not None:
             raise MisuseError(
-                f"Expected a KerasHub task without its preprocessor during the fit. Received: {type(model).__name__} with "
-                f"{type(model.preprocessor).__name__} attached. Preprocess the records with it before poisson_batches, then "
-                "set model.preprocessor = None for the fit."
+                f"Expected a KerasHub task without its preprocessor during the fit. Received: {type(model).__name__} "
+                f"with {type(model.preprocessor).__name__} attached. Preprocess the records with it before "
+                "poisson_batches, then set model.preprocessor = None for the fit."
             )
         if model.distribute_strategy.num_replicas_in_sync != 1:
             raise MisuseError(
-                f"Expected one replica. Received: {model.distribute_strategy.num_replicas_in_sync}. Build and fit the model "
-                "outside a tf.distribute strategy."
+                f"Expected one replica. Received: {model.distribute_strategy.num_replicas_in_sync}. Build and fit the "
+                "model outside a tf.distribute strategy."
             )
         blocking = errors(check_model(model, method=self._method))
         if blocking:
             lines = "\n  ".join(str(finding) for finding in blocking)
             raise UnsupportedLayerError(f"Expected a model whose units can be kept apart. Received:\n  {lines}")
 
+    def _check_alone(self) -> None:
+        """Whether the train function that Keras made is this callback's."""
+        if vars(self.model).get("train_step") is self._train_step:
+            return
+        for other in [each for each in _active if each.model is self.model]:
+            other._end()
+        raise MisuseError(
+            "Expected one PrivacyCallback in a fit, and once. Received: more. Every step is recorded on one ledger: "
+            "leave one of them."
+        )
+
+    def _check_installed(self) -> None:
+        if self.model.train_function is not self._run:
+            raise MisuseError(
+                "Expected the train function that the private fit began with. Received: another one (the model was "
+                "compiled, or its train function made anew, during the fit). Remove the callback that does it."
+            )
+
     def _check_budget(self) -> None:
         if self._ledger is None:
             raise MisuseError(
-                "Expected a fit that this callback began. Received: a step outside of it. Call model.fit."
+                "Expected a fit that this callback began and that still has its ledger. Received: a step outside of "
+                "one. Call model.fit, and do not begin a second fit on the same model or ledger while one is running."
             )
         steps = self._ledger.steps
         if steps >= self.plan.steps:
             raise BudgetExhaustedError(
                 f"Expected steps left in the plan. Received: {steps} of {self.plan.steps} steps on the ledger "
                 f"{self.ledger_path}, epsilon {self.plan.epsilon(steps):.4g} of {self.plan.target_epsilon:g} at delta "
-                f"{self.plan.delta:g}. The budget is spent: a further step needs a new, reviewed spec and its own ledger."
+                f"{self.plan.delta:g}. The budget is spent: a further step needs a new, reviewed spec and its own "
+                "ledger."
             )
 
     def _guarded(self, train_function: Any) -> Any:
+        train_step = self._train_step
+        assert train_step is not None
+
         def run(iterator: Any) -> Any:
-            if self._ticket is None:
-                self.model.train_function = None
-                raise MisuseError(
-                    "Expected a step that was recorded in the ledger. Received: a train function left over from a private "
-                    "fit. Call model.fit again with the PrivacyCallback among its callbacks."
-                )
-            self._ticket = None
             try:
+                train_step.prepare(getattr(iterator, "element_spec", None))
                 return train_function(iterator)
-            except tf.errors.InvalidArgumentError as error:
+            except (StopIteration, tf.errors.OutOfRangeError):  # the data ended; the recorded step stays spent
+                train_step.revoke()
+                raise
+            except Exception:
                 self._end()
-                if REFUSAL in str(error):
-                    reason = str(error).split(REFUSAL)[1].split("\n")[0].split("Condition x")[0].strip()
-                    raise MisuseError(REFUSAL + reason) from error
+                if train_step.refusal is not None:
+                    raise train_step.refusal from None
                 raise
             except BaseException:
                 self._end()
@@ -234,8 +271,11 @@ class PrivacyCallback(keras.callbacks.Callback):
         if isinstance(logs, dict):
             logs["epsilon"] = self.plan.epsilon_bound(self.steps)
 
+    def _same_ledger(self, other: PrivacyCallback) -> bool:
+        return os.path.realpath(self.ledger_path) == os.path.realpath(other.ledger_path)
+
     def _uninstall_step(self) -> None:
-        if self.model.__dict__.get("train_step") is self._train_step and self._train_step is not None:
+        if self._train_step is not None and vars(self.model).get("train_step") is self._train_step:
             object.__delattr__(self.model, "train_step")
             self.model.jit_compile = self._jit_compile_before
 
@@ -243,10 +283,20 @@ class PrivacyCallback(keras.callbacks.Callback):
         """Takes everything off the model and closes the ledger; harmless when repeated."""
         self._uninstall_step()
         self.model.train_function = None
-        self._ticket = None
+        if self._train_step is not None:
+            self._train_step.revoke()
         if self._ledger is not None:
             self._steps_seen = self._ledger.steps
             self._ledger.close()
             self._ledger = None
-        if _active.get(self.model) is self:
-            del _active[self.model]
+        _active.discard(self)
+
+
+def _reseed(model: Any) -> None:
+    """Seeds the model's own randomness (dropout) from the operating system.
+
+    Which mask a unit gets depends on how many were drawn before it. With masks that nobody can foresee this tells
+    nothing; with a seed that is known, one unit more would change the masks, and so the gradients, of all others.
+    """
+    for state in keras_private.seed_states(model):
+        state.assign([secrets.randbits(31), secrets.randbits(31)])

@@ -44,11 +44,35 @@ def own_losses(layer: Any) -> list[Any]:
 
 
 def computes_loss_itself(model: Any) -> bool:
-    """Whether `compute_loss` or `train_step` of Keras was overridden by the model's class."""
+    """Whether the model's class overrides `compute_loss` or `train_step` of Keras, or the model itself `compute_loss`.
+
+    (The private fit itself puts a `train_step` on the model.)
+    """
     import keras
 
     base = keras.Model
-    return type(model).compute_loss is not base.compute_loss or type(model).train_step is not base.train_step
+    overridden = type(model).compute_loss is not base.compute_loss or type(model).train_step is not base.train_step
+    return overridden or "compute_loss" in vars(model)
+
+
+def compiled_loss(model: Any) -> Callable[..., Any] | None:
+    """The compiled loss as a function of (y, y_pred, sample_weight); None without one.
+
+    `compute_loss` would add the weight regularisers to it, once for every unit.
+    """
+    return model._compile_loss if model.compiled else None
+
+
+def is_recomputed(layer: Any) -> bool:
+    """Whether the layer was made under `keras.RematScope`: its call then runs again in the backward pass."""
+    return layer._remat_mode is not None
+
+
+def is_recording() -> bool:
+    """Whether gradient tapes record at this point; `tf.recompute_grad` stops them all."""
+    from tensorflow.python.eager import record
+
+    return record.could_possibly_record()
 
 
 @contextlib.contextmanager
@@ -74,3 +98,13 @@ def replaced_attribute(layer: Any, name: str, value: Any) -> Iterator[None]:
         yield
     finally:
         object.__setattr__(layer, name, before)
+
+
+def seed_states(model: Any) -> list[Any]:
+    """The variables of the model's random number generators. Keras gives them no type of their own, only a name."""
+    return [v for v in model.non_trainable_variables if v.path.split("/")[-1] == "seed_generator_state"]
+
+
+def build_metrics(model: Any, x: Any, y: Any, sample_weight: Any) -> None:
+    """Create the variables of the compiled metrics, from specs. Keras would in the first step, and trace it twice."""
+    model._symbolic_build(data_batch=(x, y, sample_weight))

@@ -78,8 +78,8 @@ def _check_layer(layer: Any, trainable: set[int], method: str) -> list[Finding]:
             _error(
                 "PS043",
                 name,
-                "Expected layers that treat every unit alone. Received: batch normalisation, which normalises a unit by "
-                "the other units of its batch.",
+                "Expected layers that treat every unit alone. Received: batch normalisation, which normalises a unit "
+                "by the other units of its batch.",
                 "Use GroupNormalization or LayerNormalization instead, or freeze it (layer.trainable = False).",
             )
         )
@@ -117,13 +117,20 @@ def _check_layer(layer: Any, trainable: set[int], method: str) -> list[Finding]:
     return found
 
 
-def mixes_units(model: Any, record: Any) -> bool:
-    """Whether changing one row of a made-up batch changes the output of another row (inference mode).
+def cross_unit_fault(model: Any, record: Any) -> str | None:
+    """What, if anything, carries one unit's data over to another in training: tried out on made-up rows.
+
+    A layer without trainable weights has no rule to vouch for it, so the model is asked: does the output of a row
+    change with its neighbour, and does a forward pass leave something behind in the model's variables?
 
     Args:
         model: built model.
         record: nested `tf.TensorSpec` of one record.
+
+    Returns:
+        The end of a sentence that begins with "a model", or None.
     """
+    import keras
     import tensorflow as tf
 
     generator = np.random.default_rng(0)
@@ -133,15 +140,35 @@ def mixes_units(model: Any, record: Any) -> bool:
             return generator.normal(size=spec.shape).astype(spec.dtype.as_numpy_dtype)
         return generator.integers(0, 2, spec.shape).astype(spec.dtype.as_numpy_dtype)
 
-    first, second, third = (tf.nest.map_structure(row, record) for _ in range(3))
+    def unlike(values: Any) -> Any:
+        return -1 - values if values.dtype.kind == "f" else (1 - values).astype(values.dtype)
 
-    def output(*rows: Any) -> Any:
-        batch = tf.nest.map_structure(lambda *leaves: tf.constant(np.stack(leaves)), *rows)
-        return [np.asarray(tf.cast(leaf[0], tf.float32)) for leaf in tf.nest.flatten(model(batch, training=False))]
+    first, second = (tf.nest.map_structure(row, record) for _ in range(2))
+    third = tf.nest.map_structure(unlike, second)
+    seeds = {id(variable) for variable in keras_private.seed_states(model)}
+    left_behind: list[str] = []
 
-    pairs = zip(output(first, second), output(first, third), strict=True)
+    def output(neighbour: Any) -> list[Any]:
+        batch = tf.nest.map_structure(lambda *leaves: tf.constant(np.stack(leaves)), first, neighbour)
+        with keras.StatelessScope() as scope:  # assigns nothing, so every call has the same dropout mask
+            outputs = tf.nest.flatten(model(batch, training=True))
+        assigned = [v for v in model.variables if scope.get_current_value(v) is not None]
+        left_behind.extend(v.path for v in assigned if id(v) not in seeds)
+        return [np.asarray(tf.cast(leaf[0], tf.float32)) for leaf in outputs]
+
+    one, other, again = output(second), output(third), output(second)
     tolerance = 1e-4 if all(layer.compute_dtype == "float32" for layer in model.layers) else 5e-2
-    return any(not np.allclose(one, other, rtol=tolerance, atol=tolerance, equal_nan=True) for one, other in pairs)
+    if left_behind:
+        return f"that keeps something of its batch in '{left_behind[0]}' (such as a moving average)"
+    if not all(_same(a, b, tolerance) for a, b in zip(one, again, strict=True)):
+        return "that draws random numbers without a keras.random.SeedGenerator of its own, so it cannot be checked"
+    if not all(_same(a, b, tolerance) for a, b in zip(one, other, strict=True)):
+        return "whose output for one unit changes with another unit of the batch"
+    return None
+
+
+def _same(one: Any, other: Any, tolerance: float) -> bool:
+    return np.allclose(one, other, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
 def _error(identifier: str, where: str, message: str, fix: str) -> Finding:

@@ -1,8 +1,11 @@
 """One factory for every optimizer that Keras ships, on TensorFlow Privacy's vectorized DP-Keras class.
 
-What is inherited is the type (so that tools recognise a DP optimizer) and the Keras optimizer below it; what the base class
-does with gradients is replaced, because it divides by the realised batch size, draws noise from a seedable generator and
-guards with a flag that stays up. Here no gradient is ever accepted but a `NoisyGradients`, which the private train step makes.
+What is inherited is the type (so that tools recognise a DP optimizer) and the Keras optimizer below it; what the base
+class does with gradients is replaced, because it divides by the realised batch size, draws noise from a seedable
+generator and guards with a flag that stays up. Here no gradient is ever accepted but a `NoisyGradients`, which the
+private train step makes.
+
+In a new process, a saved model finds its optimizer once this module is imported (`from tfdp import dp_optimizer`).
 """
 
 from __future__ import annotations
@@ -39,6 +42,8 @@ class PrivateUpdates:
 
     plan_digest: str
     keras_class: type[keras.optimizers.Optimizer]
+    _l2_norm_clip: float
+    _noise_multiplier: float
 
     def apply_private(self, noisy: NoisyGradients) -> None:
         """The only way in: applies one noisy update.
@@ -49,7 +54,8 @@ class PrivateUpdates:
         if not isinstance(noisy, NoisyGradients) or noisy.plan_digest != self.plan_digest:
             raise MisuseError(
                 f"Expected noisy gradients of plan {self.plan_digest[:12]}. Received: {type(noisy).__name__} of plan "
-                f"{getattr(noisy, 'plan_digest', 'none')[:12]}. Use one plan for the batches, the optimizer and the callback."
+                f"{getattr(noisy, 'plan_digest', 'none')[:12]}. Use one plan for the batches, the optimizer and the "
+                "callback."
             )
         self.keras_class.apply(self, list(noisy.gradients), list(noisy.variables))
 
@@ -70,26 +76,27 @@ class PrivateUpdates:
 
     def _refuse(self, method: str) -> NoReturn:
         raise MisuseError(
-            f"Expected noisy gradients from the private train step. Received: a call of {type(self).__name__}.{method} with "
-            "gradients that are not private. Train with model.fit(..., callbacks=[tfdp.PrivacyCallback(plan, ledger=...)]); "
-            "train_on_batch and custom loops are not covered. To train without privacy, compile with a plain optimizer."
+            f"Expected noisy gradients from the private train step. Received: a call of {type(self).__name__}.{method} "
+            "with gradients that are not private. Train with model.fit(..., callbacks=[tfdp.PrivacyCallback(plan, "
+            "ledger=...)]); train_on_batch and custom loops are not covered. To train without privacy, compile with a "
+            "plain optimizer."
         )
 
     def get_config(self) -> dict[str, Any]:
         config = self.keras_class.get_config(self)
-        private = {"l2_norm_clip": self._l2_norm_clip, "noise_multiplier": self._noise_multiplier}  # type: ignore[attr-defined]
+        private = {"l2_norm_clip": self._l2_norm_clip, "noise_multiplier": self._noise_multiplier}
         return {**config, **private, "plan_digest": self.plan_digest}
 
 
 def _make_class(base: type[keras.optimizers.Optimizer]) -> type:
     parent = make_vectorized_keras_optimizer_class(base)
 
-    def __init__(self: Any, *, l2_norm_clip: float, noise_multiplier: float, plan_digest: str, **kwargs: Any) -> None:
+    def initialise(self: Any, *, l2_norm_clip: float, noise_multiplier: float, plan_digest: str, **kwargs: Any) -> None:
         for name in ("gradient_accumulation_steps", "loss_scale_factor"):
             if kwargs.get(name) is not None:
                 raise MisuseError(
-                    f"Expected no {name}. Received: {name}={kwargs[name]!r}. The sampler already accumulates microbatches into "
-                    "one noisy step (sampling.microbatch_size), and losses are not scaled."
+                    f"Expected no {name}. Received: {name}={kwargs[name]!r}. The sampler already accumulates "
+                    "microbatches into one noisy step (sampling.microbatch_size), and losses are not scaled."
                 )
         parent.__init__(self, l2_norm_clip, noise_multiplier, **kwargs)
         self.plan_digest = plan_digest
@@ -98,7 +105,7 @@ def _make_class(base: type[keras.optimizers.Optimizer]) -> type:
         f"DP{base.__name__}",
         (PrivateUpdates, parent),
         {
-            "__init__": __init__,
+            "__init__": initialise,
             "__doc__": f"keras.optimizers.{base.__name__} for noisy gradients. Made by `tfdp.dp_optimizer`.",
             "__module__": __name__,
             "keras_class": base,
@@ -144,13 +151,13 @@ def dp_optimizer(optimizer: Any, plan: Plan, **kwargs: Any) -> Any:
         base = type(optimizer)
         if kwargs:
             raise MisuseError(
-                f"Expected no keyword arguments beside an optimizer instance. Received: {sorted(kwargs)}. Give them to the "
-                "instance, or pass its class or name."
+                f"Expected no keyword arguments beside an optimizer instance. Received: {sorted(kwargs)}. Give them to "
+                "the instance, or pass its class or name."
             )
         if base in _CLASSES and optimizer.built and int(optimizer.iterations) > 0:
             raise MisuseError(
-                f"Expected a fresh optimizer. Received: a {base.__name__} that has taken {int(optimizer.iterations)} steps, "
-                "whose state would be lost. Pass a new one."
+                f"Expected a fresh optimizer. Received: a {base.__name__} that has taken {int(optimizer.iterations)} "
+                "steps, whose state would be lost. Pass a new one."
             )
         return _dp_class(base).from_config({**optimizer.get_config(), **private})
     if isinstance(optimizer, str):

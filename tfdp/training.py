@@ -3,35 +3,47 @@
     for each microbatch:  sum += clipped per-unit gradients           (Abadi et al. 2016, Algorithm 1)
     update = (sum + N(0, (sigma*C)^2)) / (q*N)
 
-The number of microbatches varies and is a loop; the shapes inside do not, so nothing is traced or compiled twice. An empty
-batch runs the loop zero times and gets its noise like any other.
+The number of microbatches varies and is a loop; the shapes inside do not, so nothing is traced or compiled twice. An
+empty batch runs the loop zero times and gets its noise like any other.
+
+| a run is refused, and updates nothing, unless | where that is checked                      |
+|-----------------------------------------------|--------------------------------------------|
+| the batch comes from the sampler              | before the first run, and when it is traced |
+| the model keeps units apart                   | before the first run, on made-up data      |
+| the optimizer takes noisy gradients only      | when the step is traced                    |
+| it got a ticket: a step that is on the ledger | in every run, in Python, before all else   |
+| its batch was drawn for this plan             | in every run, in Python, before all else   |
+| its draw was never used in this process       | in every run, in Python, before all else   |
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdp import keras_private
 from tfdp.errors import LossNotPerUnitError, MisuseError, UnsupportedLayerError
 from tfdp.gradients import METHODS
-from tfdp.models import mixes_units
+from tfdp.models import cross_unit_fault
 from tfdp.noise import GaussianNoise
-from tfdp.optimizer import NoisyGradients
+from tfdp.optimizer import NoisyGradients, PrivateUpdates
 from tfdp.plan import Plan
-from tfdp.sampling.batches import plan_token
+from tfdp.sampling.batches import PrivateBatch, plan_token
 
-# Marks our own in-graph refusals, so that the callback can raise them as MisuseError.
-REFUSAL = "tfdp refuses this batch: "
+# Numbers of the draws that a step has used; process-wide, as the numbers are.
+_used_draws: set[int] = set()
+_used_draws_lock = threading.Lock()
 
 
 class PrivateTrainStep:
     """What `model.train_step` is for the length of a private fit.
 
     Attributes:
-        step: variable, number of the step whose ledger record was written; set by the callback before each run.
+        refusal: why the last run was refused; TensorFlow hands on only the text of an error raised inside a graph.
         traces: how often the step was traced.
     """
 
@@ -41,50 +53,104 @@ class PrivateTrainStep:
         self._noise = noise
         self._sums = METHODS[method]
         self._jit_compile = jit_compile
-        self.step = tf.Variable(0, dtype=tf.int64, trainable=False)
-        self._last_draw = tf.Variable(0, dtype=tf.int64, trainable=False)
+        self._ticket: int | None = None
+        self._microbatch: Callable[..., Any] | None = None
+        self.refusal: MisuseError | None = None
         self.traces = 0
+
+    def admit(self, step: int) -> None:
+        """Allows one run, of a step that is on the ledger."""
+        self._ticket = step
+
+    def revoke(self) -> bool:
+        """Takes back a permission that was not used; whether there was one."""
+        ticket, self._ticket = self._ticket, None
+        return ticket is not None
+
+    def prepare(self, spec: Any) -> None:
+        """Before the first run, outside of any graph: tries the model out, and creates the variables of its metrics.
+
+        Args:
+            spec: of an element of the dataset.
+
+        Raises:
+            MisuseError: the data does not come from the sampler.
+            UnsupportedLayerError: the model carries one unit's data over to another.
+        """
+        if self._microbatch is not None:
+            return
+        _refuse_foreign(spec)
+        x, y, sample_weight = spec["x"], spec.get("y"), spec.get("sample_weight")
+        fault = cross_unit_fault(self._model, _map(self._record_spec, x))
+        if fault is not None:
+            raise UnsupportedLayerError(
+                f"Expected a model that treats every unit alone. Received: '{self._model.name}', a model {fault}. "
+                "Remove or freeze the layer that does it."
+            )
+        if y is not None:
+            keras_private.build_metrics(self._model, *_map(self._microbatch_spec, (x, y, sample_weight)))
+        self._microbatch = self._compiled_microbatch(any(metric.name != "loss" for metric in self._model.metrics))
 
     def __call__(self, data: Any) -> dict[str, Any]:
         """Runs one step. `data` is an element of `tfdp.poisson_batches`."""
-        self.traces += 1
-        model, plan = self._model, self._plan
-        x, y, sample_weight, unit_weight = self._unpack(data)
-        with tf.init_scope():
-            if mixes_units(model, tf.nest.map_structure(self._record_spec, x)):
-                raise UnsupportedLayerError(
-                    f"Expected a model that treats every unit alone. Received: '{model.name}', where changing one unit of a "
-                    "batch changes the output for another. Remove the layer that mixes them (statistics over the batch axis)."
-                )
+        model, plan, microbatch = self._model, self._plan, self._microbatch
+        if microbatch is None:
+            raise _outside_of_a_fit()
+        _refuse_foreign(data)
+        if not isinstance(model.optimizer, PrivateUpdates):
+            raise MisuseError(
+                "Expected the optimizer that the fit began with. Received: a "
+                f"{type(model.optimizer).__name__} that took its place. Compile with tfdp.dp_optimizer and fit again."
+            )
+        self.traces += not tf.executing_eagerly()
+        x, y, sample_weight, unit_weight = data["x"], data.get("y"), data.get("sample_weight"), data["unit_weight"]
         variables = model.trainable_variables
-        microbatch = self._compiled_microbatch(bool(self._other_metrics()))
-        accepted = self._accept(data["tfdp"])
 
         def body(index: Any, sums: list[Any]) -> tuple[Any, list[Any]]:
-            part = tf.nest.map_structure(
-                lambda leaf: None if leaf is None else self._records(leaf[index]), (x, y, sample_weight)
-            )
+            part = _map(lambda leaf: self._records(leaf[index]), (x, y, sample_weight))
             added, losses, y_pred = microbatch(*part, unit_weight[index])
             self._update_metrics(part, losses, y_pred, unit_weight[index])
             return index + 1, [one + other for one, other in zip(sums, added, strict=True)]
 
-        with tf.control_dependencies(accepted):
+        mark = data["tfdp"]
+        step = tf.numpy_function(self._redeem, [mark["draw"], mark["plan"]], tf.int64, stateful=True)
+        step.set_shape([])
+        with tf.control_dependencies([step]):
             count = tf.identity(tf.shape(unit_weight)[0])
         zeros = [tf.zeros(variable.shape, tf.float32) for variable in variables]
         _, sums = tf.while_loop(lambda index, _: index < count, body, (tf.constant(0), zeros), parallel_iterations=1)
-        noise = self._noise.tensors([tuple(v.shape) for v in variables], plan.noise_stddev, self.step)
+        # On a CPU the noise waits for the sums, so that it needs no memory beside activations; a GPU works meanwhile.
+        with tf.control_dependencies([] if self._jit_compile else sums):
+            noise = self._noise.tensors([tuple(v.shape) for v in variables], plan.noise_stddev, step)
         gradients = [(total + drawn) / plan.expected_batch_size for total, drawn in zip(sums, noise, strict=True)]
         gradients = _with_regularisation(gradients, variables)
-        model.optimizer.apply_private(NoisyGradients(gradients, variables, plan.digest))
+        # Weight decay and counters do not read the gradients, and have to wait for the refusals as well.
+        with tf.control_dependencies(gradients):
+            model.optimizer.apply_private(NoisyGradients(gradients, variables, plan.digest))
         return model.get_metrics_result()
 
-    def _unpack(self, data: Any) -> tuple[Any, Any, Any, Any]:
-        if not (isinstance(data, dict) and {"tfdp", "x", "unit_weight"} <= set(data)):
-            raise MisuseError(
-                "Expected batches from tfdp.poisson_batches(records, plan). Received: data that did not come from it "
-                f"({type(data).__name__}). Ordinary batches have no privacy accounting: sample them with poisson_batches."
-            )
-        return data["x"], data.get("y"), data.get("sample_weight"), data["unit_weight"]
+    def _redeem(self, draw: Any, token: Any) -> Any:
+        """Number of the step that may run now; runs in Python at every step."""
+        try:
+            step, self._ticket = self._ticket, None
+            if step is None:
+                raise _outside_of_a_fit()
+            if int(token) != plan_token(self._plan):
+                raise MisuseError(
+                    f"Expected batches drawn under the callback's plan, {self._plan.digest[:12]}. Received: batches of "
+                    "another plan. Use one plan for poisson_batches, the optimizer and the callback."
+                )
+            with _used_draws_lock:
+                if int(draw) in _used_draws:
+                    raise MisuseError(
+                        "Expected a fresh draw. Received: one that a step has used before; it would be counted as "
+                        "independent, and is not. Pass the result of poisson_batches as it is."
+                    )
+                _used_draws.add(int(draw))
+        except MisuseError as error:
+            self.refusal = error
+            raise
+        return np.int64(step)
 
     def _records(self, leaf: Any) -> Any:
         """[units, (records), ...] -> [units * records, ...]."""
@@ -96,22 +162,9 @@ class PrivateTrainStep:
         leading = 2 if self._plan.records_per_unit == 1 else 3
         return tf.TensorSpec(leaf.shape[leading:], leaf.dtype)
 
-    def _accept(self, mark: dict[str, Any]) -> list[Any]:
-        """Refuses a batch of another plan, and a draw that was used before."""
-        plan_matches = tf.debugging.assert_equal(
-            mark["plan"],
-            tf.constant(plan_token(self._plan), tf.int64),
-            message=REFUSAL + "it was sampled under another plan than the callback's. Use one plan for both.",
-        )
-        is_new = tf.debugging.assert_greater(
-            mark["draw"],
-            self._last_draw.read_value(),
-            message=REFUSAL
-            + "its draw was used before or is out of order, so it would be counted once and used twice. "
-            "Pass the result of poisson_batches as it is.",
-        )
-        with tf.control_dependencies([each for each in (plan_matches, is_new) if each is not None]):
-            return [self._last_draw.assign(mark["draw"])]
+    def _microbatch_spec(self, leaf: Any) -> Any:
+        record = self._record_spec(leaf)
+        return tf.TensorSpec([leaf.shape[1] * self._plan.records_per_unit, *record.shape], leaf.dtype)
 
     def _compiled_microbatch(self, keep_predictions: bool) -> Callable[..., Any]:
         def microbatch(x: Any, y: Any, sample_weight: Any, unit_weight: Any) -> Any:
@@ -121,34 +174,58 @@ class PrivateTrainStep:
             ]
             if added:
                 raise LossNotPerUnitError(
-                    f"Expected no loss but the compiled one. Received: add_loss in {', '.join(added)}, which is taken over "
-                    "the batch. Move it into the compiled loss."
+                    f"Expected no loss but the compiled one. Received: add_loss in {', '.join(added)}, which is taken "
+                    "over the batch. Move it into the compiled loss."
                 )
             return sums, losses, y_pred if keep_predictions else None
 
         return tf.function(microbatch, autograph=False, jit_compile=self._jit_compile)
 
-    def _other_metrics(self) -> list[Any]:
-        return [metric for metric in self._model.metrics if metric.name != "loss"]
-
     def _update_metrics(self, part: Any, losses: Any, y_pred: Any, unit_weight: Any) -> None:
         """Exact values on private data, as in any fit; the card says that they are not covered."""
+        penalty = _penalty(self._model.trainable_variables)
         for metric in self._model.metrics:
             if metric.name == "loss":
-                metric.update_state(losses, sample_weight=unit_weight)
+                metric.update_state(losses if penalty is None else losses + penalty, sample_weight=unit_weight)
         if y_pred is not None:
             present = tf.cast(tf.reduce_sum(unit_weight), tf.int32) * self._plan.records_per_unit  # padding is last
-            x, y, sample_weight, y_pred = tf.nest.map_structure(
-                lambda leaf: None if leaf is None else leaf[:present], (*part, y_pred)
-            )
+            x, y, sample_weight, y_pred = _map(lambda leaf: leaf[:present], (*part, y_pred))
             self._model.compute_metrics(x, y, y_pred, sample_weight)
+
+
+def _outside_of_a_fit() -> MisuseError:
+    return MisuseError(
+        "Expected a step that was recorded in the ledger. Received: a run of the private train step outside of a "
+        "private fit. Call model.fit with a PrivacyCallback among its callbacks. (To train without privacy after a fit "
+        "that did not begin: del model.train_step.)"
+    )
+
+
+def _refuse_foreign(data: Any) -> None:
+    if not isinstance(data, PrivateBatch):
+        raise MisuseError(
+            "Expected batches from tfdp.poisson_batches(records, plan). Received: data that did not come from it "
+            f"({type(data).__name__}). Ordinary batches have no privacy accounting: sample them with poisson_batches, "
+            "and pass the result as it is."
+        )
+
+
+def _map(function: Callable[[Any], Any], structure: Any) -> Any:
+    """Maps over the leaves; None stays None."""
+    return tf.nest.map_structure(lambda leaf: None if leaf is None else function(leaf), structure)
+
+
+def _penalty(variables: list[Any]) -> Any:
+    """Sum of the weight regularisers, or None."""
+    terms = [tf.cast(v.regularizer(v), tf.float32) for v in variables if v.regularizer]
+    return tf.add_n(terms) if terms else None
 
 
 def _with_regularisation(gradients: list[Any], variables: list[Any]) -> list[Any]:
     """Adds the gradient of weight regularisers: the same whatever the data, so it joins after the noise."""
-    if not any(variable.regularizer for variable in variables):
-        return gradients
     with tf.GradientTape() as tape:
-        penalty = tf.add_n([tf.cast(v.regularizer(v), tf.float32) for v in variables if v.regularizer])
+        penalty = _penalty(variables)
+    if penalty is None:
+        return gradients
     extra = tape.gradient(penalty, [v.value for v in variables])
     return [g if e is None else g + tf.cast(e, tf.float32) for g, e in zip(gradients, extra, strict=True)]

@@ -50,6 +50,31 @@ class SamplingPlan(Protocol):
     def seed(self) -> int | None: ...
 
 
+class PrivateBatch(dict[str, Any]):
+    """One logical batch: a dictionary that nothing but the private train step can use as data.
+
+    Keras hands what a dataset yields to the model. A fit without the callback does that with this one; Keras then asks
+    it for the model's inputs by name, or for an array, and is told what is missing.
+    """
+
+    _KEYS = frozenset({"x", "y", "sample_weight", "unit_weight", "tfdp"})
+
+    def __contains__(self, key: object) -> bool:
+        if key not in self._KEYS:
+            self._refuse()
+        return super().__contains__(key)
+
+    def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise MisuseError(
+            "Expected batches of poisson_batches in a private fit. Received: one of them as the input of a model. "
+            "Train with model.fit(batches, ..., callbacks=[tfdp.PrivacyCallback(plan, ledger=...)]), and compile with "
+            "tfdp.dp_optimizer; evaluate and predict on ordinary batches of the records."
+        )
+
+
 def plan_token(plan: SamplingPlan) -> int:
     """The number by which a batch says which plan it was drawn for: the first 60 bits of the plan's digest."""
     return int(plan.digest[:15], 16)
@@ -68,7 +93,7 @@ def poisson_batches(
     Every iterator over the result draws afresh, from operating-system entropy: a second epoch, a second `fit` or
     another process never sees a draw again. The dataset is infinite: pass `steps_per_epoch=plan.steps_per_epoch`.
 
-    Each element is a dictionary. With M microbatches of m units, and R the shape of a leaf of a record:
+    Each element is a `PrivateBatch`, a dictionary. With M microbatches of m units, and R the shape of a record's leaf:
 
     | key                           | value                                                                      |
     |-------------------------------|----------------------------------------------------------------------------|
@@ -122,10 +147,8 @@ def poisson_batches(
         weight.set_shape([None, size])
         for value, leaf in zip(values, specs, strict=True):
             value.set_shape([None, size, *leaf.shape])
-        batch: dict[str, Any] = {"tfdp": {"draw": number, "plan": tf.constant(token, tf.int64)}}
-        batch.update(rebuild(template, values))
-        batch["unit_weight"] = weight
-        return batch
+        mark = {"draw": number, "plan": tf.constant(token, tf.int64)}
+        return PrivateBatch(tfdp=mark, unit_weight=weight, **rebuild(template, values))
 
     dataset = tf.data.Dataset.counter().map(element, num_parallel_calls=None)
     if sampler.seed is None:
