@@ -1,4 +1,4 @@
-"""Runs every benchmark and writes benchmarks/results.md. `make bench` calls it; it takes about ten minutes on two cores."""
+"""Runs every benchmark and writes benchmarks/results.md; `make bench` calls it. About ten minutes on two cores."""
 
 from __future__ import annotations
 
@@ -65,9 +65,7 @@ def memory_table() -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--rounds", type=int, default=9, help="rounds of the interleaved steps, at least 9 for a result"
-    )
+    parser.add_argument("--rounds", type=int, default=9, help="of the interleaved steps; at least 9 for a result")
     parser.add_argument("--out", type=Path, default=HERE / "results.md")
     arguments = parser.parse_args()
     steps, memory = step_table(arguments.rounds), memory_table()
@@ -85,12 +83,14 @@ def main() -> None:
                 "",
                 "## One step",
                 "",
-                "GPT-2 with a vocabulary of 8000, 4 layers, 4 heads, width 256, 128 tokens, 16 sequences in one microbatch, "
-                f"Adam, no XLA. LoRA has rank 8 on query and value. Interleaved in one process, medians of {arguments.rounds} rounds.",
+                "GPT-2 with a vocabulary of 8000, 4 layers, 4 heads, width 256, 128 tokens, 16 sequences in a microbatch, "
+                "Adam, no XLA. LoRA has rank 8 on query and value. Private is the whole step of a fit: sampler, ledger, "
+                f"clipping, noise, update. Interleaved in one process, medians of {arguments.rounds} rounds.",
                 "",
                 *steps,
                 "",
-                f"Noise share: drawing the noise of one step, beside the private step; the goal for LoRA is {100 * NOISE_GOAL:.0f}%.",
+                "Noise share: the time to draw the noise of one step, over that of the private step; "
+                f"the goal for LoRA is {100 * NOISE_GOAL:.0f}%.",
                 "",
                 "## Peak memory above start, in processes of their own",
                 "",
@@ -98,7 +98,8 @@ def main() -> None:
                 "",
                 "## Tracing",
                 "",
-                f"A fit of {traces['steps']} steps with 0 to many microbatches a step traced its step {traces['traces']} time(s).",
+                f"A fit of {traces['steps']} steps, with 0 to many microbatches in a step, traced its step "
+                f"{traces['traces']} time(s).",
                 "",
                 "## Drawing a batch",
                 "",
