@@ -1,15 +1,16 @@
 """Per-unit clipped gradients.
 
-| formal guarantee     | one unit moves the returned sums by at most `clip_norm` in L2, all trainable variables together |
-|----------------------|---------------------------------------------------------------------------------------------|
-| non-finite gradient  | the unit contributes exactly zero                                                             |
-| padding (weight 0)   | contributes exactly zero, whatever it holds                                                   |
-| shared variables     | exact: uses are merged per variable before the norm                                           |
-| precision            | norms, factors and sums in float32 under every dtype policy                                   |
+| formal guarantee    | one unit moves the returned sums by at most `clip_norm` in L2, all variables together |
+|---------------------|---------------------------------------------------------------------------------------|
+| non-finite gradient | the unit contributes exactly zero                                                     |
+| padding (weight 0)  | contributes exactly zero, whatever it holds                                           |
+| shared variables    | exact: uses are merged per variable before the norm                                   |
+| precision           | norms, factors and sums in float32 under every dtype policy                           |
 """
 
 from __future__ import annotations
 
+import numbers
 from typing import Any
 
 import tensorflow as tf
@@ -52,17 +53,20 @@ def clipped_gradients(
 
     if method not in METHODS:
         raise GradientError(f"Expected method to be one of {sorted(METHODS)}. Received: method={method!r}.")
-    if not (isinstance(clip_norm, (int, float)) and 0 < clip_norm < float("inf")):
+    if isinstance(clip_norm, bool) or not (isinstance(clip_norm, numbers.Real) and 0 < clip_norm < float("inf")):
         raise GradientError(f"Expected a finite clip_norm > 0. Received: clip_norm={clip_norm!r}.")
+    if isinstance(records_per_unit, bool) or not isinstance(records_per_unit, int) or records_per_unit < 1:
+        raise GradientError(f"Expected records_per_unit >= 1. Received: records_per_unit={records_per_unit!r}.")
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
     x, y, sample_weight = (
         part if part is None else tf.nest.map_structure(tf.convert_to_tensor, part) for part in (x, y, sample_weight)
     )
-    records = tf.nest.flatten(x)[0].shape[0]
+    leading = {leaf.shape[0] if leaf.shape.rank else None for leaf in tf.nest.flatten(x)}
+    records = leading.pop() if len(leading) == 1 else None
     if records is None or records == 0 or records % records_per_unit:
         raise GradientError(
-            f"Expected a known number of records that is a multiple of records_per_unit={records_per_unit}. "
-            f"Received: {records} records."
+            f"Expected x with one known number of records, a multiple of records_per_unit={records_per_unit}, as the "
+            f"leading axis. Received: shapes {[str(leaf.shape) for leaf in tf.nest.flatten(x)]}."
         )
     units = records // records_per_unit
     weight = tf.ones([units]) if unit_weight is None else tf.convert_to_tensor(unit_weight, tf.float32)

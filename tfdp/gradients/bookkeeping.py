@@ -24,7 +24,11 @@ def uses_by_variable(recording: taps.Recording, total: Any, units: int) -> dict[
     for call, gradient in zip(recording.calls, gradients, strict=True):
         if gradient is None:  # an output that the loss does not depend on
             continue
-        for variable, use in call.rule.uses(call.layer, call.args, call.kwargs, gradient, units):
+        gradient = tf.convert_to_tensor(gradient)
+        # What needs only the inputs would otherwise be computed, and held, during the forward pass.
+        with tf.control_dependencies([gradient]):
+            made = call.rule.uses(call.layer, call.inputs, call.options, gradient, units)
+        for variable, use in made:
             if variable.trainable:
                 found.setdefault(id(variable), []).append(use)
     return found
@@ -45,10 +49,12 @@ def clipped_sums(
     units = unit_weight.shape[0]
     variables = model.trainable_variables
     batch_size = tf.nest.flatten(x)[0].shape[0]
+    taps.check_batch_axis(model, x, batch_size)
     with taps.record(model, batch_size) as recording:
         y_pred = model(x, training=True)
-        losses = per_unit_losses(model, y, y_pred, sample_weight, units)
+        losses = per_unit_losses(model, y, y_pred, sample_weight, units, batch_size // units)
         total = tf.reduce_sum(tf.where(unit_weight > 0, losses, 0.0))
+    _refuse([v for v in variables if not v.value.trainable], "TensorFlow does not watch: made with trainable=False")
     _refuse(recording.read_outside(variables), "are read outside the call of the layer that holds them")
     found = uses_by_variable(recording, total, units)
     _refuse([v for v in variables if id(v) not in found], "take no part in the loss")

@@ -1,12 +1,14 @@
 """The loss of each unit, as Keras would compute it on that unit alone.
 
-The model's own compiled loss is evaluated on one unit at a time (its reduction, token weights and masks included), mapped
-over the units. Nothing of Keras's reductions is written again here, and a loss that only makes sense on a whole batch
-cannot slip through: it never sees one.
+The model's own compiled loss is evaluated on one unit at a time (its reduction, token weights and masks included),
+mapped over the units. Nothing of Keras's reductions is written again here, and a loss that only makes sense on a whole
+batch cannot slip through: it never sees one. Weight regularisation is the same for every unit and not private: it is no
+part of this loss and joins after the noise.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -15,71 +17,76 @@ from tfdp import keras_private
 from tfdp.errors import LossNotPerUnitError
 
 
-def per_unit_losses(model: Any, y: Any, y_pred: Any, sample_weight: Any, units: int) -> Any:
+def per_unit_losses(model: Any, y: Any, y_pred: Any, sample_weight: Any, units: int, records_per_unit: int = 1) -> Any:
     """Losses [units] float32, differentiable with respect to `y_pred`.
 
     Args:
-        model: compiled model.
-        y, sample_weight: nested tensors [units * records, ...], or None.
-        y_pred: output of the model, [units * records, ...].
-        units: number of privacy units.
+        model: compiled model, just called.
+        y, sample_weight: nested tensors [units * records_per_unit, ...], or None.
+        y_pred: output of the model, [units * records_per_unit, ...].
 
     Raises:
         LossNotPerUnitError: the loss is not a scalar on one unit, or cannot be taken on one unit.
     """
-    if keras_private.computes_loss_itself(model):
+    compiled_loss = _checked_loss(model)
+    outputs = tf.nest.flatten(y_pred)
+    if len(outputs) != 1:
         raise LossNotPerUnitError(
-            f"Expected a model that uses Keras's own train_step and compute_loss. Received: {type(model).__name__}, which "
-            "overrides one of them, so its loss per unit is not known. Compile it with a loss instead."
-        )
-    if len(tf.nest.flatten(y_pred)) != 1:
-        raise LossNotPerUnitError(
-            f"Expected a model with one output. Received: {len(tf.nest.flatten(y_pred))} outputs. Wrap the model so that "
-            "it returns the one output that the loss is taken of."
+            f"Expected a model with one output. Received: {len(outputs)} outputs. Wrap the model so that it returns "
+            "the one output that the loss is taken of."
         )
     if y is None:
         raise LossNotPerUnitError(
             "Expected records with targets (x, y) or (x, y, sample_weight). Received: records with x alone. Add y."
         )
-    parts = {"y": y, "y_pred": y_pred, "sample_weight": sample_weight, "mask": keras_private.keras_mask(y_pred)}
+    batch_size, mask = units * records_per_unit, keras_private.keras_mask(outputs[0])
+    parts = {"y": y, "y_pred": y_pred, "sample_weight": sample_weight, "mask": mask}
     parts = {name: part for name, part in parts.items() if part is not None}
-    regularisation = tf.add_n(list(model.losses)) if model.losses else None
-
-    def split(tensor: Any) -> Any:
-        if tensor.shape.rank == 0 or tensor.shape[0] is None or tensor.shape[0] % units:
-            raise LossNotPerUnitError(
-                f"Expected targets, weights and outputs to keep one row per record ({units} units). Received: shape "
-                f"{tensor.shape}. Do not flatten or reduce over the batch inside the model."
-            )
-        return tf.reshape(tensor, [units, tensor.shape[0] // units, *tensor.shape[1:]])
-
-    records = y_pred.shape[0]
-    for leaf in tf.nest.flatten(parts):
-        if leaf.shape.rank == 0 or leaf.shape[0] != records:
-            raise LossNotPerUnitError(
-                f"Expected one row per record in targets, weights and outputs. Received: {leaf.shape} beside an output of "
-                f"{y_pred.shape}. Do not flatten or reduce over the batch inside the model."
-            )
+    for name, part in parts.items():
+        for leaf in tf.nest.flatten(part):
+            if leaf.shape.rank == 0 or leaf.shape[0] != batch_size:
+                raise LossNotPerUnitError(
+                    f"Expected one row per record ({batch_size}) in targets, weights and outputs. Received: {name} of "
+                    f"shape {leaf.shape}. Do not flatten or reduce over the batch inside the model or the records."
+                )
 
     def one_unit(unit: dict[str, Any]) -> Any:
         if "mask" in unit:
-            keras_private.set_keras_mask(unit["y_pred"], unit["mask"])
-        loss = model.compute_loss(y=unit["y"], y_pred=unit["y_pred"], sample_weight=unit.get("sample_weight"))
-        if loss.shape.rank != 0:
-            raise LossNotPerUnitError(
-                f"Expected a loss that is one number for one unit. Received: shape {loss.shape}. Use a reduction, such as "
-                "reduction='sum_over_batch_size'."
-            )
-        return tf.cast(loss, tf.float32)
+            keras_private.set_keras_mask(tf.nest.flatten(unit["y_pred"])[0], unit["mask"])
+        return tf.cast(compiled_loss(unit["y"], unit["y_pred"], unit.get("sample_weight")), tf.float32)
 
+    by_unit = tf.nest.map_structure(lambda leaf: tf.reshape(leaf, [units, records_per_unit, *leaf.shape[1:]]), parts)
     try:
-        losses = tf.vectorized_map(one_unit, tf.nest.map_structure(split, parts), fallback_to_while_loop=False)
-    except LossNotPerUnitError:
-        raise
+        losses = tf.vectorized_map(one_unit, by_unit, fallback_to_while_loop=False)
     except ValueError as error:
         raise LossNotPerUnitError(
             f"Expected a loss that can be taken on one unit at a time. Received: {model.loss!r}, which fails there: "
             f"{error}. Use a loss made of Keras or TensorFlow operations on (y_true, y_pred)."
         ) from error
-    # Weight regularisation is the same for every unit and not private: it joins after the noise.
-    return losses if regularisation is None else losses - tf.cast(regularisation, tf.float32)
+    if losses.shape.rank != 1:
+        raise LossNotPerUnitError(
+            f"Expected a loss that is one number for one unit. Received: shape {losses.shape[1:]}. Use a reduction, "
+            "such as reduction='sum_over_batch_size'."
+        )
+    return losses
+
+
+def _checked_loss(model: Any) -> Callable[..., Any]:
+    """The compiled loss, which is all that is minimised."""
+    if keras_private.computes_loss_itself(model):
+        raise LossNotPerUnitError(
+            f"Expected a model that uses Keras's own train_step and compute_loss. Received: {type(model).__name__}, "
+            "which overrides one of them, so its loss per unit is not known. Compile it with a loss instead."
+        )
+    compiled_loss = keras_private.compiled_loss(model)
+    if compiled_loss is None:
+        raise LossNotPerUnitError(
+            "Expected a model compiled with a loss. Received: one without. Call model.compile(loss=...)."
+        )
+    adding = [layer.name for layer in keras_private.flatten_layers(model) if keras_private.own_losses(layer)]
+    if adding:
+        raise LossNotPerUnitError(
+            f"Expected no loss beside the compiled one. Received: add_loss or an activity regulariser in "
+            f"{', '.join(adding)}, which is taken over the batch. Move it into the compiled loss."
+        )
+    return compiled_loss

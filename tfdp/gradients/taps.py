@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,32 +25,50 @@ from tfdp.gradients import rules
 
 @dataclasses.dataclass
 class Call:
-    """One call of a layer: what went in, and what came out of its linear part."""
+    """One call of a layer: what went in, and what came out of its linear part.
+
+    Attributes:
+        inputs: the first argument.
+        options: every other argument by name, defaults included.
+    """
 
     layer: Any
     rule: rules.Rule
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    inputs: Any
+    options: dict[str, Any]
     output: Any
 
 
 @dataclasses.dataclass
 class Recording:
-    """What a forward pass left behind.
+    """What one forward pass left behind.
 
     Attributes:
-        tape: gradients of anything computed in the block with respect to `call.output`.
-        calls: tapped calls in the order in which they finished.
+        tape: watches the recorded outputs; still recording until the block that made it ends.
+        outside: watches variables that are read outside the recorded calls.
+        graph: the graph that the pass is traced into, None when it runs eagerly.
     """
 
     tape: tf.GradientTape
     outside: tf.GradientTape
+    graph: Any
     calls: list[Call] = dataclasses.field(default_factory=list)
+    depth: int = 0
 
     def read_outside(self, variables: list[Any]) -> list[Any]:
         """Trainable variables that were read outside every tapped call."""
         seen = {id(v) for v in self.outside.watched_variables()}
         return [v for v in variables if id(v.value) in seen]
+
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[None]:
+        """For the length of a tapped call, which may hold another one."""
+        self.depth += 1
+        try:
+            with self.outside.stop_recording() if self.depth == 1 else contextlib.nullcontext():
+                yield
+        finally:
+            self.depth -= 1
 
 
 @contextlib.contextmanager
@@ -61,38 +80,81 @@ def record(model: Any, batch_size: int) -> Iterator[Recording]:
         batch_size: leading dimension that every tapped call must keep.
 
     Raises:
-        UnsupportedLayerError: a call whose leading axis is not the batch (its gradient is not one per unit).
+        UnsupportedLayerError: a trainable layer without a rule, or a call whose leading axis is not the batch (its
+            gradient is not one per unit).
     """
     trainable = {id(v) for v in model.trainable_variables}
     with contextlib.ExitStack() as stack:
         tape = stack.enter_context(tf.GradientTape(watch_accessed_variables=False))
         outside = stack.enter_context(tf.GradientTape())
-        recording = Recording(tape, outside)
+        recording = Recording(tape, outside, _graph())
         for layer in keras_private.flatten_layers(model):
+            hidden = rules.hides_calls(layer, trainable)
+            if hidden is not None:
+                raise UnsupportedLayerError(hidden)
             if any(id(v) in trainable for v in keras_private.own_variables(layer)):
                 rule = rules.rule_for(layer)
                 stack.enter_context(keras_private.replaced_call(layer, _tapping(layer, rule, recording, batch_size)))
         yield recording
 
 
+def check_batch_axis(model: Any, x: Any, batch_size: int) -> None:
+    """Traces the forward pass for one record more, where the leading axis of every tapped call must grow with it.
+
+    A table of positions that is looked up once for all records has as many rows as tokens, and would be taken for
+    a batch where the two numbers happen to agree. Nothing is run.
+
+    Raises:
+        UnsupportedLayerError: a tapped call whose leading axis is not the batch.
+    """
+    larger = batch_size + 1
+
+    def forward(inputs: Any) -> None:
+        with record(model, larger), tf.name_scope("batch_axis"):
+            model(inputs, training=True)
+
+    spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec([larger, *leaf.shape[1:]], leaf.dtype), x)
+    tf.function(forward, autograph=False).get_concrete_function(spec)
+
+
+def _graph() -> Any:
+    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
+
 def _tapping(layer: Any, rule: rules.Rule, recording: Recording, batch_size: int) -> Any:
+    name = f"layer '{layer.name}' ({type(layer).__name__})"
+
     def make(original: Any) -> Any:
+        signature = inspect.signature(original)
+
         def call(*args: Any, **kwargs: Any) -> Any:
-            with recording.outside.stop_recording(), rule.without_finish(layer):
+            if recording.graph is not _graph() or not keras_private.is_recording():
+                raise UnsupportedLayerError(
+                    f"Expected {name} to be called where the model is. Received: a call inside a tf.function, a loop, "
+                    "a branch or a part that is recomputed in the backward pass, whose gradients stay in there. Take "
+                    "the layer out of it, or freeze it (layer.trainable = False)."
+                )
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            options = dict(bound.arguments)
+            inputs = options.pop(next(iter(signature.parameters)))
+            with recording.inside(), rule.without_finish(layer):
                 output = original(*args, **kwargs)
-            for role, tensor in (("input", next(iter(args), None)), ("output", output)):
-                shape = getattr(tensor, "shape", None)
-                leading = shape[0] if shape else None
-                if leading != batch_size:
+            for role, tensor in (("input", inputs), ("output", output)):
+                if not isinstance(tensor, tf.Tensor):
                     raise UnsupportedLayerError(
-                        f"Expected the {role} of layer '{layer.name}' ({type(layer).__name__}) to keep the batch as its "
-                        f"leading axis ({batch_size}). Received: shape {shape}. Its gradient "
-                        "cannot be split into units; broadcast the tensor over the batch, or freeze the layer "
-                        "(layer.trainable = False)."
+                        f"Expected the {role} of {name} to be one dense tensor. Received: {type(tensor).__name__}. "
+                        "Make it dense (to_tensor, to_dense), or freeze the layer (layer.trainable = False)."
+                    )
+                if tensor.shape.rank == 0 or tensor.shape[0] != batch_size:
+                    raise UnsupportedLayerError(
+                        f"Expected the {role} of {name} to keep the batch as its leading axis ({batch_size}). "
+                        f"Received: shape {tensor.shape}. Its gradient cannot be split into units; broadcast the "
+                        "tensor over the batch, or freeze the layer (layer.trainable = False)."
                     )
             recording.tape.watch(output)
-            recording.calls.append(Call(layer, rule, args, kwargs, output))
-            return rule.finish(layer, output, args, kwargs)
+            recording.calls.append(Call(layer, rule, inputs, options, output))
+            return rule.finish(layer, output, options)
 
         return call
 

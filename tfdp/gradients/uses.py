@@ -62,7 +62,10 @@ class Outer:
         if self.materialise_is_cheaper:
             self._materialised = tf.matmul(self.rows, self.columns, transpose_a=True)
             return tf.reduce_sum(self._materialised**2, [1, 2])
-        gram = tf.matmul(self.rows, self.rows, transpose_b=True)
+        with tf.control_dependencies(
+            [self.rows, self.columns]
+        ):  # not before the backward pass: it would only lie there
+            gram = tf.matmul(self.rows, self.rows, transpose_b=True)
         return tf.reduce_sum(gram * tf.matmul(self.columns, self.columns, transpose_b=True), [1, 2])
 
     def _shaped(self, gradient: Any, leading: Sequence[int]) -> Any:
@@ -90,6 +93,9 @@ class Outer:
         gradient = tf.matmul(self.rows, self.columns, transpose_a=True)
         return self._shaped(gradient, [gradient.shape[0]])
 
+    def is_laid_out_like(self, other: Outer) -> bool:
+        return self.permutation == other.permutation and self.rows.shape[2] == other.rows.shape[2]
+
     def merge(self, other: Outer) -> Outer:
         rows = tf.concat([self.rows, other.rows], 1)
         return Outer(rows, tf.concat([self.columns, other.columns], 1), self.shape, self.permutation)
@@ -99,7 +105,8 @@ class Outer:
 class Gather:
     """Gradient of a table look-up: row ids[t] receives columns[t].
 
-    ids: [units, T] int; columns: [units, T, p]; table of `vocabulary` rows.
+    ids: [units, T] int; columns: [units, T, p]; table of `vocabulary` rows. What a number outside the table looks up
+    depends on device and compiler, so its unit has no gradient to bound: its norm is NaN.
     """
 
     ids: Any
@@ -110,9 +117,14 @@ class Gather:
     def shape(self) -> tuple[int, ...]:
         return (self.vocabulary, self.columns.shape[2])
 
+    def _known(self) -> Any:
+        """[units] 0, or NaN where a number is outside the table."""
+        inside = tf.logical_and(self.ids >= 0, self.ids < self.vocabulary)
+        return tf.where(tf.reduce_all(inside, 1), 0.0, float("nan"))
+
     def squared_norm(self) -> Any:
         same = tf.cast(self.ids[:, :, None] == self.ids[:, None, :], tf.float32)
-        return tf.reduce_sum(same * tf.matmul(self.columns, self.columns, transpose_b=True), [1, 2])
+        return self._known() + tf.reduce_sum(same * tf.matmul(self.columns, self.columns, transpose_b=True), [1, 2])
 
     def cross(self, other: Outer) -> Any:
         """Inner product [units] with a use of the same table as a kernel (a tied output projection)."""
@@ -125,7 +137,8 @@ class Gather:
         return tf.math.unsorted_segment_sum(columns, tf.reshape(self.ids, [-1]), self.vocabulary)
 
     def per_unit(self) -> Any:
-        return tf.matmul(tf.one_hot(self.ids, self.vocabulary), self.columns, transpose_a=True)
+        gradient = tf.matmul(tf.one_hot(self.ids, self.vocabulary), self.columns, transpose_a=True)
+        return gradient + self._known()[:, None, None]
 
     def merge(self, other: Gather) -> Gather:
         columns = tf.concat([self.columns, other.columns], 1)
@@ -170,9 +183,15 @@ def outer(rows: Any, columns: Any, shape: Sequence[int], units: int, permutation
     return Outer(_by_unit(_float32(rows), units, 1), _by_unit(_float32(columns), units, 1), tuple(shape), permutation)
 
 
+def row_numbers(ids: Any, vocabulary: int) -> Any:
+    """Row numbers of a table as int32. Keras counts negative ones from the end."""
+    ids = tf.cast(ids, tf.int32)
+    return tf.where(ids < 0, ids + vocabulary, ids)
+
+
 def gather(ids: Any, columns: Any, vocabulary: int, units: int) -> Gather:
-    """A `Gather` from [batch, ...] ids and [batch, ..., p] output gradients."""
-    return Gather(_by_unit(tf.cast(ids, tf.int32), units, 0), _by_unit(_float32(columns), units, 1), vocabulary)
+    """A `Gather` from [batch, ...] row numbers and [batch, ..., p] output gradients."""
+    return Gather(_by_unit(ids, units, 0), _by_unit(_float32(columns), units, 1), vocabulary)
 
 
 def direct(token_gradients: Any, shape: Sequence[int], units: int) -> Direct:
@@ -188,7 +207,7 @@ def merged(uses: Sequence[Use]) -> list[Use]:
         before = kinds.get(type(use))
         if before is None:
             kinds[type(use)] = use
-        elif isinstance(use, Outer) and use.permutation != before.permutation:
+        elif isinstance(use, Outer) and not use.is_laid_out_like(before):
             return [_held(uses)]
         else:
             kinds[type(use)] = before.merge(use)
@@ -213,7 +232,8 @@ def squared_norm(uses: Sequence[Use]) -> Any:
     kernel = next((use for use in uses if isinstance(use, Outer)), None)
     if table is not None and kernel is not None:
         total += 2.0 * table.cross(kernel)
-    return total
+    # Where the terms of a Gram product cancel, rounding can leave a little less than nothing (NaN stays NaN).
+    return tf.where(total < 0.0, 0.0, total)
 
 
 def weighted_sum(uses: Sequence[Use], factors: Factors) -> Any:

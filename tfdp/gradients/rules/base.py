@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from tfdp import keras_private
@@ -19,34 +20,37 @@ class Rule:
     Attributes:
         finish_attributes: attributes of the layer that its `call` applies after the linear part; they are set to None
             while the layer runs under the tap and applied by `finish`.
+        relies_on: what `call` reads on the layer's class; a subclass that overrides it is not covered.
     """
 
     finish_attributes: tuple[str, ...] = ()
+    relies_on: tuple[str, ...] = ()
 
     def refuse(self, layer: Any) -> str | None:
         """Why this layer, as configured, is not covered; None when it is."""
         return None
 
-    def uses(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], gradient: Any, units: int) -> UsesOf:
+    def uses(self, layer: Any, inputs: Any, options: dict[str, Any], gradient: Any, units: int) -> UsesOf:
         """Uses of the layer's own variables, trainable or not, in one call.
 
         Args:
             layer: the layer that was called.
-            args, kwargs: what its `call` received; batch leading.
+            inputs: the first argument of its `call`; batch leading.
+            options: the other arguments by name, defaults included.
             gradient: of the summed loss with respect to the output before `finish`.
             units: number of privacy units in the batch; batch = units * records per unit.
         """
         raise NotImplementedError
 
     @contextlib.contextmanager
-    def without_finish(self, layer: Any):  # type: ignore[no-untyped-def]
+    def without_finish(self, layer: Any) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             for name in self.finish_attributes:
                 if getattr(layer, name, None) is not None:
                     stack.enter_context(keras_private.replaced_attribute(layer, name, None))
             yield
 
-    def finish(self, layer: Any, output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def finish(self, layer: Any, output: Any, options: dict[str, Any]) -> Any:
         """What the layer does after its linear part."""
         activation = getattr(layer, "activation", None) if "activation" in self.finish_attributes else None
         return output if activation is None else activation(output)
@@ -54,14 +58,15 @@ class Rule:
 
 @functools.cache
 def all_rules() -> dict[Any, Rule]:
-    """Every rule by the `call` function that it covers."""
+    """Every rule by the layer class that it was written for."""
     from tfdp.gradients.rules import dense, embedding, normalization
 
-    table: dict[Any, Rule] = {}
-    for module in (dense, embedding, normalization):
-        for layer_class, rule in module.rules().items():
-            table[layer_class.call] = rule
-    return table
+    return {**dense.rules(), **embedding.rules(), **normalization.rules()}
+
+
+@functools.cache
+def _by_call() -> dict[Any, Any]:
+    return {layer_class.call: layer_class for layer_class in all_rules()}
 
 
 def rule_for(layer: Any) -> Rule:
@@ -73,19 +78,49 @@ def rule_for(layer: Any) -> Rule:
     reason = without_rule(layer)
     if reason is not None:
         raise UnsupportedLayerError(reason)
-    return all_rules()[type(layer).call]
+    return all_rules()[_by_call()[type(layer).call]]
 
 
 def without_rule(layer: Any) -> str | None:
     """Why no rule covers `layer`; None when one does."""
-    rule = all_rules().get(type(layer).call)
+    covered = _by_call().get(type(layer).call)
     name = f"layer '{layer.name}' ({type(layer).__name__})"
     remedy = "Freeze it (layer.trainable = False), use a layer with a rule, or take method='vectorized'."
-    if rule is None:
+    if covered is None:
         return f"Expected every trainable layer to have a gradient rule. Received: {name}, which has none. {remedy}"
+    rule = all_rules()[covered]
+    changed = [part for part in ("__call__", *rule.relies_on) if getattr(type(layer), part) != getattr(covered, part)]
+    changed += [part for part in ("call",) if part in vars(layer)]
+    if changed:
+        return (
+            f"Expected a layer that computes what {covered.__name__} does. Received: {name}, which overrides "
+            f"{', '.join(changed)}. {remedy}"
+        )
     if getattr(layer, "quantization_mode", None) is not None:
         return (
             f"Expected layers that are not quantized. Received: {name} quantized to {layer.quantization_mode}. {remedy}"
         )
     reason = rule.refuse(layer)
     return None if reason is None else f"Expected a layer that its rule covers. Received: {name}: {reason} {remedy}"
+
+
+def hides_calls(layer: Any, trainable: Collection[int]) -> str | None:
+    """Why calls at or below `layer` cannot be recorded; None when they can.
+
+    Args:
+        trainable: `id` of every trainable variable of the model.
+    """
+    if not keras_private.is_recomputed(layer) or not any(id(v) in trainable for v in layer.variables):
+        return None
+    return (
+        f"Expected layers whose calls can be recorded. Received: layer '{layer.name}' ({type(layer).__name__}), made "
+        "under keras.RematScope, which runs again in the backward pass. Build the model without it, or take "
+        "method='vectorized'."
+    )
+
+
+def other_trainable(layer: Any, covered: Collection[Any]) -> str | None:
+    """Why a rule that covers these variables does not cover `layer`: it trains others. None when it does not."""
+    known = {id(variable) for variable in covered}
+    others = [v.path for v in keras_private.own_variables(layer) if v.trainable and id(v) not in known]
+    return f"beside {len(known)} variables that the rule covers, it trains {', '.join(others)}." if others else None

@@ -4,7 +4,8 @@ A kernel multiplication is an einsum `input,kernel->output`. With t running over
 the gradient of one unit is sum_t x_t (x) g_t. Dense is the einsum "...x,xy->...y".
 
 LoRA (Hu et al. 2021, arXiv 2106.09685) adds s*A@B to the kernel along its last label L: y = x K + s (x A) B. With the
-label r for the rank, A is the kernel of an einsum whose output gradient is s*g B^T, and B of one whose input is s*(x A).
+label r for the rank, A is the kernel of an einsum whose output gradient is s*g B^T, and B of one whose input is
+s*(x A).
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from typing import Any
 import tensorflow as tf
 
 from tfdp.gradients import uses
-from tfdp.gradients.rules.base import Rule, UsesOf
+from tfdp.gradients.rules.base import Rule, UsesOf, other_trainable
 
 
-def split_equation(equation: str, input_rank: int, output_rank: int) -> tuple[str, str, str]:
+def split_equation(equation: str, input_rank: int) -> tuple[str, str, str]:
     """Labels of input, kernel and output, the ellipsis written out."""
     left, output = equation.replace(" ", "").split("->")
     inputs, kernel = left.split(",")
@@ -102,32 +103,35 @@ class EinsumDenseRule(Rule):
     """keras.layers.EinsumDense, any equation whose first label is the batch."""
 
     finish_attributes = ("activation",)
+    relies_on = ("kernel",)
 
     def equation(self, layer: Any) -> str:
         return layer.equation
 
     def refuse(self, layer: Any) -> str | None:
-        left, output = self.equation(layer).replace(" ", "").split("->")
-        inputs, kernel = left.split(",")
-        if "..." not in inputs:
-            if inputs[0] != output[0] or inputs[0] in kernel:
-                return f"the first label of '{layer.equation}' is not a batch axis that input and output share."
-            if any(label not in kernel and label not in output for label in inputs):
-                return f"'{layer.equation}' sums an input axis that the kernel does not have."
-        elif not inputs.startswith("...") or not output.startswith("..."):
-            return f"the batch axis of '{layer.equation}' does not come first."
-        if layer.lora_enabled and kernel[-1] in inputs and kernel[-1] in output:
-            return f"LoRA along an axis that input and output of '{layer.equation}' share."
-        return None
+        equation = self.equation(layer)
+        # Whatever the ellipsis stands for, input and output share it: one label is enough here.
+        parts = equation.replace(" ", "").replace("...", ".").replace("->", ",").split(",")
+        inputs, kernel, output = parts
+        if any(len(set(part)) != len(part) for part in parts):
+            return f"'{equation}' takes a diagonal."
+        if inputs[0] != output[0] or inputs[0] in kernel:
+            return f"the first label of '{equation}' is not a batch axis that input and output share."
+        if any(label not in kernel and label not in output for label in inputs):
+            return f"'{equation}' sums an input axis that the kernel does not have."
+        if not layer.lora_enabled:
+            return None
+        if kernel[-1] in inputs and kernel[-1] in output:
+            return f"LoRA along an axis that input and output of '{equation}' share."
+        return other_trainable(layer, [layer.lora_kernel_a, layer.lora_kernel_b, layer.bias])
 
-    def uses(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], gradient: Any, units: int) -> UsesOf:
-        x = args[0]
-        equation = split_equation(self.equation(layer), len(x.shape), len(gradient.shape))
+    def uses(self, layer: Any, inputs: Any, options: dict[str, Any], gradient: Any, units: int) -> UsesOf:
+        equation = split_equation(self.equation(layer), len(inputs.shape))
         found: UsesOf = []
         if layer.lora_enabled:
-            found += lora_uses(layer, equation, x, gradient, units)
+            found += lora_uses(layer, equation, inputs, gradient, units)
         elif layer.kernel.trainable:
-            found.append((layer.kernel, kernel_use(equation, x, gradient, layer.kernel.shape, units)))
+            found.append((layer.kernel, kernel_use(equation, inputs, gradient, layer.kernel.shape, units)))
         if layer.bias is not None and layer.bias.trainable:
             found.append((layer.bias, bias_use(layer.bias, gradient, units)))
         return found

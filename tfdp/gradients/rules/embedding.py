@@ -1,7 +1,7 @@
 """Look-up tables: Embedding, ReversibleEmbedding (tied and untied), PositionEmbedding, the masked-LM head's bias.
 
-A tied table is used twice, as a look-up and as the kernel of the output projection; both uses are returned under the same
-variable, and the cross term between them is taken when they are merged.
+A tied table is used twice, as a look-up and as the kernel of the output projection; both uses are returned under the
+same variable, and the cross term between them is taken when they are merged.
 """
 
 from __future__ import annotations
@@ -13,19 +13,27 @@ import tensorflow as tf
 from tfdp import keras_private
 from tfdp.errors import UnsupportedLayerError
 from tfdp.gradients import uses
-from tfdp.gradients.rules.base import Rule, UsesOf
+from tfdp.gradients.rules.base import Rule, UsesOf, other_trainable
 from tfdp.gradients.rules.dense import bias_use
 
 
 class EmbeddingRule(Rule):
     """keras.layers.Embedding, with LoRA: table E + s*A@B."""
 
-    def uses(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], gradient: Any, units: int) -> UsesOf:
-        ids, gradient = args[0], tf.cast(gradient, tf.float32)
+    relies_on = ("embeddings",)
+
+    def refuse(self, layer: Any) -> str | None:
+        if not layer.lora_enabled:
+            return None
+        covered = [layer.lora_embeddings_a, layer.lora_embeddings_b]
+        return other_trainable(layer, [*covered, getattr(layer, "reverse_embeddings", None)])
+
+    def uses(self, layer: Any, inputs: Any, options: dict[str, Any], gradient: Any, units: int) -> UsesOf:
+        ids, gradient = uses.row_numbers(inputs, layer.input_dim), tf.cast(gradient, tf.float32)
         if not layer.lora_enabled:
             return [(layer.embeddings, uses.gather(ids, gradient, layer.input_dim, units))]
         a, b, scale = layer.lora_embeddings_a, layer.lora_embeddings_b, layer.lora_alpha / layer.lora_rank
-        picked = tf.gather(tf.cast(a.value, tf.float32), tf.cast(ids, tf.int32))
+        picked = tf.gather(tf.cast(a.value, tf.float32), ids)
         back = tf.einsum("...p,rp->...r", gradient, tf.cast(b.value, tf.float32))
         return [
             (a, uses.gather(ids, scale * back, layer.input_dim, units)),
@@ -38,14 +46,14 @@ class ReversibleEmbeddingRule(EmbeddingRule):
 
     finish_attributes = ("logit_soft_cap",)
 
-    def finish(self, layer: Any, output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def finish(self, layer: Any, output: Any, options: dict[str, Any]) -> Any:
         cap = layer.logit_soft_cap
-        return output if cap is None or not _reversed(args, kwargs) else tf.tanh(output / cap) * cap
+        return output if cap is None or not options["reverse"] else tf.tanh(output / cap) * cap
 
-    def uses(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], gradient: Any, units: int) -> UsesOf:
-        if not _reversed(args, kwargs):
-            return super().uses(layer, args, kwargs, gradient, units)
-        hidden, gradient = tf.cast(args[0], tf.float32), tf.cast(gradient, tf.float32)
+    def uses(self, layer: Any, inputs: Any, options: dict[str, Any], gradient: Any, units: int) -> UsesOf:
+        if not options["reverse"]:
+            return super().uses(layer, inputs, options, gradient, units)
+        hidden, gradient = tf.cast(inputs, tf.float32), tf.cast(gradient, tf.float32)
         if not layer.tie_weights:
             variable = layer.reverse_embeddings
             return [(variable, uses.outer(hidden, gradient, variable.shape, units))]
@@ -60,19 +68,15 @@ class ReversibleEmbeddingRule(EmbeddingRule):
         ]
 
 
-def _reversed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return bool(args[1] if len(args) > 1 else kwargs.get("reverse", False))
-
-
 class PositionEmbeddingRule(Rule):
     """keras_hub.layers.PositionEmbedding: row t of the table is added to token t."""
 
-    def uses(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], gradient: Any, units: int) -> UsesOf:
-        start = args[1] if len(args) > 1 else kwargs.get("start_index", 0)
-        if kwargs.get("positions") is not None or len(args) > 2 or not isinstance(start, int) or start != 0:
+    def uses(self, layer: Any, inputs: Any, options: dict[str, Any], gradient: Any, units: int) -> UsesOf:
+        start, positions = options["start_index"], options["positions"]
+        if positions is not None or not isinstance(start, int) or start != 0:
             raise UnsupportedLayerError(
                 f"Expected layer '{layer.name}' (PositionEmbedding) to be called without positions and from index 0. "
-                f"Received: start_index={start}, positions given. Train without a cache, or freeze the layer."
+                f"Received: start_index={start}, positions={positions}. Train without a cache, or freeze the layer."
             )
         table = layer.position_embeddings
         tokens, features = gradient.shape[-2:]
@@ -88,7 +92,7 @@ class MaskedLMHeadRule(Rule):
     def refuse(self, layer: Any) -> str | None:
         return None if layer.token_embedding is not None else "it holds an output kernel of its own."
 
-    def uses(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], gradient: Any, units: int) -> UsesOf:
+    def uses(self, layer: Any, inputs: Any, options: dict[str, Any], gradient: Any, units: int) -> UsesOf:
         (bias,) = keras_private.own_variables(layer)
         return [(bias, bias_use(bias, gradient, units))]
 

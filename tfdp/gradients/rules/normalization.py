@@ -1,6 +1,7 @@
 """Normalisations over the last axis: scale and offset of the normalised input.
 
-With n_t the normalised input and g_t the output gradient, the gradient of the scale is sum_t n_t * g_t, of the offset sum_t g_t.
+With n_t the normalised input and g_t the output gradient, the gradient of the scale is sum_t n_t * g_t, and that of the
+offset sum_t g_t.
 """
 
 from __future__ import annotations
@@ -10,8 +11,24 @@ from typing import Any
 import tensorflow as tf
 
 from tfdp import keras_private
+from tfdp.errors import UnsupportedLayerError
 from tfdp.gradients import uses
 from tfdp.gradients.rules.base import Rule, UsesOf
+
+
+def _normalised_axes(layer: Any) -> list[int]:
+    axis = getattr(layer, "axis", -1)  # only Keras's own layers can be told an axis
+    return list(axis) if isinstance(axis, (list, tuple)) else [axis]
+
+
+def _check_last_axis(layer: Any, inputs: Any) -> None:
+    """The same axis may be the last one of one input and not of another."""
+    if _normalised_axes(layer)[0] not in (-1, len(inputs.shape) - 1):
+        raise UnsupportedLayerError(
+            f"Expected layer '{layer.name}' ({type(layer).__name__}) to normalise over the last axis. Received: axis "
+            f"{_normalised_axes(layer)} of an input of shape {inputs.shape}. Use axis=-1, or freeze the layer "
+            "(layer.trainable = False)."
+        )
 
 
 class LayerNormalizationRule(Rule):
@@ -20,14 +37,12 @@ class LayerNormalizationRule(Rule):
     def refuse(self, layer: Any) -> str | None:
         if layer.rms_scaling:
             return "rms_scaling is deprecated in Keras."
-        axes = layer.axis if isinstance(layer.axis, (list, tuple)) else [layer.axis]
-        variable = layer.gamma if layer.gamma is not None else layer.beta
-        if len(axes) != 1 or (variable is not None and len(variable.shape) != 1):
-            return f"it normalises over axes {list(axes)}, not over the last one alone."
-        return None
+        axes = _normalised_axes(layer)
+        return None if len(axes) == 1 else f"it normalises over axes {axes}, not over the last one alone."
 
-    def uses(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], gradient: Any, units: int) -> UsesOf:
-        x, gradient = tf.cast(args[0], tf.float32), tf.cast(gradient, tf.float32)
+    def uses(self, layer: Any, inputs: Any, options: dict[str, Any], gradient: Any, units: int) -> UsesOf:
+        _check_last_axis(layer, inputs)
+        x, gradient = tf.cast(inputs, tf.float32), tf.cast(gradient, tf.float32)
         found: UsesOf = []
         if layer.gamma is not None:
             mean, variance = tf.nn.moments(x, -1, keepdims=True)
@@ -42,10 +57,12 @@ class RootMeanSquareRule(Rule):
     """Root-mean-square norms (Zhang & Sennrich 2019) over the last axis, with a scale: Keras's, KerasHub's, Llama's."""
 
     def refuse(self, layer: Any) -> str | None:
-        return None if len(layer.scale.shape) == 1 else "it normalises over more than the last axis."
+        axes = _normalised_axes(layer)
+        return None if len(axes) == 1 else f"it normalises over axes {axes}, not over the last one alone."
 
-    def uses(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], gradient: Any, units: int) -> UsesOf:
-        x, gradient = tf.cast(args[0], tf.float32), tf.cast(gradient, tf.float32)
+    def uses(self, layer: Any, inputs: Any, options: dict[str, Any], gradient: Any, units: int) -> UsesOf:
+        _check_last_axis(layer, inputs)
+        x, gradient = tf.cast(inputs, tf.float32), tf.cast(gradient, tf.float32)
         epsilon = getattr(layer, "epsilon", 1e-6)  # keras_hub.layers.RMSNormalization has it as a constant
         normalised = x * tf.math.rsqrt(tf.reduce_mean(x * x, -1, keepdims=True) + epsilon)
         return [(layer.scale, uses.direct(normalised * gradient, layer.scale.shape, units))]

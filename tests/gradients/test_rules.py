@@ -1,0 +1,343 @@
+"""The contract of every rule, against a loop over units: squared norm, weighted sum and the gradient itself.
+
+Each case is one call of one layer; the loss is a fixed random projection of what the call returns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import keras_hub
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfdp.gradients import rules, taps, uses
+from tfdp.gradients.bookkeeping import uses_by_variable
+from tfdp.gradients.clipping import Factors
+from tfdp.keras_private import llama_layer_norm
+
+EinsumDense, Dense = keras.layers.EinsumDense, keras.layers.Dense
+Reversible = keras.layers.ReversibleEmbedding
+
+
+@dataclasses.dataclass
+class Case:
+    name: str
+    layer: Callable[[], Any]
+    shape: tuple[int, ...]
+    integers: int | None = None
+    lora: bool = False
+    call: Callable[[Any, Any], Any] = lambda layer, x: layer(x)
+
+
+def _call_head(layer: Any, x: Any) -> Any:
+    positions = tf.tile(tf.constant([[0, 2]]), [x.shape[0], 1])
+    return layer(x, mask_positions=positions)
+
+
+def _embed(layer: Any, x: Any) -> Any:
+    return layer(x)
+
+
+def _tied(layer: Any, x: Any) -> Any:
+    """Look-up, something in between, and back: both uses of the table."""
+    return layer(tf.nn.gelu(layer(x)) + 0.3, reverse=True)
+
+
+def _head() -> Any:
+    return keras_hub.layers.MaskedLMHead(token_embedding=Reversible(7, 4), activation="softmax")
+
+
+_EINSUMS = [
+    # equation, output shape, bias axes, input shape after the batch, LoRA too
+    ("ab,bc->ac", 3, "c", (5,), True),
+    ("abc,cd->abd", (None, 3), "d", (4, 5), True),
+    ("abc,cde->abde", (None, 2, 3), "de", (4, 5), True),  # queries of an attention layer
+    ("abc,cde->abde", (None, 2, 3), "e", (4, 5), False),
+    ("abc,cde->abde", (None, 2, 3), "d", (4, 5), False),  # bias [2, 1], broadcast
+    ("abcd,cde->abe", (None, 3), "e", (4, 2, 5), True),  # output projection of an attention layer
+    ("abc,cde->abed", (None, 3, 2), "ed", (4, 5), True),  # kernel labels out of order
+    ("abc,dc->abd", (None, 3), None, (4, 5), True),  # the last label is contracted: LoRA runs along the input
+    ("abc,dec->abde", (None, 2, 3), "e", (4, 5), True),
+    ("abc,ecd->abed", (None, 2, 3), None, (4, 5), True),  # contracted label in the middle
+    ("abc,bcd->abd", (4, 3), "bd", (4, 5), True),  # a kernel per position: shared by kernel, input and output
+    ("abc,bcd->abd", (4, 3), "b", (4, 5), False),
+    ("abc,bd->acbd", (5, 4, 3), None, (4, 5), True),  # nothing contracted
+    ("abc,cb->ab", (4,), None, (4, 5), False),  # shared, and the last label shared: no LoRA
+    ("...x,xy->...y", 3, "y", (4, 5), True),
+    ("...x,xy->...y", 3, "y", (2, 3, 5), True),
+    ("...bc,cd->...bd", (4, 3), "d", (2, 4, 5), False),
+    ("ab...,bc->ac...", 3, None, (5, 2), True),
+]
+
+
+def _einsum(equation: str, output: Any, bias: str | None, activation: str | None = None) -> Callable[[], Any]:
+    return lambda: EinsumDense(equation, output, bias_axes=bias, activation=activation)
+
+
+CASES = [
+    *(Case(f"dense rank {len(shape) + 1}", lambda: Dense(3), shape) for shape in [(5,), (4, 5), (2, 3, 5)]),
+    Case("dense without bias", lambda: Dense(3, use_bias=False), (4, 5)),
+    Case("dense with activation", lambda: Dense(3, activation="gelu"), (4, 5)),
+    Case("dense, one token", lambda: Dense(3, activation="tanh"), (1, 5)),
+    Case("dense, wide enough for the Gram form", lambda: Dense(17), (3, 16)),
+    Case("dense, narrow enough to be materialised", lambda: Dense(2), (40, 3)),
+    *(Case(f"dense lora rank {len(shape) + 1}", lambda: Dense(3), shape, lora=True) for shape in [(5,), (4, 5)]),
+    Case("dense lora with activation", lambda: Dense(3, activation="gelu"), (4, 5), lora=True),
+    *(Case(f"{e} bias {b}", _einsum(e, out, b), shape) for e, out, b, shape, _ in _EINSUMS),
+    *(Case(f"{e} lora", _einsum(e, out, b), shape, lora=True) for e, out, b, shape, lora in _EINSUMS if lora),
+    Case("einsum with activation", _einsum("abc,cde->abde", (None, 2, 3), "de", "tanh"), (4, 5)),
+    Case("embedding", lambda: keras.layers.Embedding(7, 4), (5,), integers=7),
+    Case("embedding, ids of rank 3", lambda: keras.layers.Embedding(7, 4), (2, 3), integers=7),
+    Case("embedding, one id a unit", lambda: keras.layers.Embedding(7, 4), (), integers=7),
+    Case("embedding lora", lambda: keras.layers.Embedding(7, 4), (5,), integers=7, lora=True),
+    Case("reversible embedding, look-up", lambda: Reversible(7, 4), (5,), integers=7),
+    Case("tied", lambda: Reversible(7, 4), (5,), integers=7, call=_tied),
+    Case("tied, soft cap", lambda: Reversible(7, 4, logit_soft_cap=0.5), (5,), integers=7, call=_tied),
+    Case("tied, KerasHub's", lambda: keras_hub.layers.ReversibleEmbedding(7, 4), (5,), integers=7, call=_tied),
+    Case("tied, with a mask", lambda: Reversible(7, 4, mask_zero=True), (5,), integers=7, call=_tied),
+    Case("tied lora", lambda: Reversible(7, 4), (5,), integers=7, call=_tied, lora=True),
+    Case("untied", lambda: Reversible(7, 4, tie_weights=False), (5,), integers=7, call=_tied),
+    Case("untied, soft cap", lambda: Reversible(7, 4, tie_weights=False, logit_soft_cap=1.0), (5,), 7, call=_tied),
+    Case("untied lora", lambda: Reversible(7, 4, tie_weights=False), (5,), integers=7, call=_tied, lora=True),
+    Case("reverse in another dtype", lambda: Reversible(7, 4, reverse_dtype="float32"), (5,), 7, call=_tied),
+    Case("positions", lambda: keras_hub.layers.PositionEmbedding(9), (4, 5)),
+    Case("positions, the whole table", lambda: keras_hub.layers.PositionEmbedding(4), (4, 5)),
+    Case("layer norm", lambda: keras.layers.LayerNormalization(), (4, 5)),
+    Case("layer norm, vectors", lambda: keras.layers.LayerNormalization(), (5,)),
+    Case("layer norm, named axis", lambda: keras.layers.LayerNormalization(axis=2), (4, 5)),
+    Case("layer norm without centre", lambda: keras.layers.LayerNormalization(center=False), (4, 5)),
+    Case("layer norm without scale", lambda: keras.layers.LayerNormalization(scale=False), (4, 5)),
+    Case("layer norm, large epsilon", lambda: keras.layers.LayerNormalization(epsilon=0.5), (2, 3, 5)),
+    Case("rms norm", lambda: keras.layers.RMSNormalization(), (4, 5)),
+    Case("rms norm, large epsilon", lambda: keras.layers.RMSNormalization(axis=[-1], epsilon=0.5), (4, 5)),
+    Case("rms norm, KerasHub's", lambda: keras_hub.layers.RMSNormalization(5), (4, 5)),
+    Case("rms norm, Llama's", lambda: llama_layer_norm()(epsilon=0.1), (4, 5)),
+    Case("masked-LM head", _head, (3, 4), call=_call_head),
+]
+
+
+def _built(case: Case) -> tuple[Any, np.ndarray]:
+    keras.utils.set_random_seed(5)
+    generator = np.random.default_rng(7)
+    layer, batch = case.layer(), 4
+    shape = (batch, *case.shape)
+    x = generator.normal(size=shape).astype("float32") if case.integers is None else None
+    x = generator.integers(0, case.integers, shape).astype("int32") if x is None else x
+    case.call(layer, tf.constant(x))
+    if case.lora:
+        layer.enable_lora(2, lora_alpha=3)
+    for variable in layer.trainable_variables:
+        variable.assign(variable.numpy() + 0.3 * generator.normal(size=variable.shape))
+    return layer, x
+
+
+def _check(layer: Any, x: np.ndarray, call: Callable[[Any, Any], Any], records_per_unit: int = 1) -> None:
+    """Norm, sum and per-unit gradient of every trainable variable of `layer`, against one unit at a time."""
+    variables, units = layer.trainable_variables, len(x) // records_per_unit
+    assert variables
+    projection = np.random.default_rng(11).normal(size=call(layer, tf.constant(x)).shape).astype("float32")
+
+    expected = []
+    for start in range(0, len(x), records_per_unit):
+        part = slice(start, start + records_per_unit)
+        with tf.GradientTape() as tape:
+            total = tf.reduce_sum(call(layer, tf.constant(x[part])) * projection[part])
+        unit = tape.gradient(total, [v.value for v in variables], unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        expected.append([tf.convert_to_tensor(g).numpy() for g in unit])
+
+    with taps.record(layer, len(x)) as recording:
+        total = tf.reduce_sum(call(layer, tf.constant(x)) * projection)
+    assert recording.read_outside(variables) == []
+    found = uses_by_variable(recording, total, units)
+    weights = np.linspace(0.0, 1.0, units, dtype="float32")
+    factors = Factors(tf.constant(weights), tf.constant(True))
+    for variable, column in zip(variables, zip(*expected, strict=True), strict=True):
+        wanted = np.stack(column)
+        merged = uses.merged(found[id(variable)])
+        scale = np.abs(wanted).max()
+        norms = np.sum(wanted.reshape(units, -1).astype(np.float64) ** 2, 1)
+        np.testing.assert_allclose(uses.squared_norm(merged), norms, rtol=2e-5, atol=1e-6 * scale**2)
+        summed = np.tensordot(weights, wanted, 1)
+        got = tf.reshape(uses.weighted_sum(merged, factors), variable.shape)
+        np.testing.assert_allclose(got, summed, rtol=1e-4, atol=1e-5 * scale)
+        held = sum(tf.reshape(use.per_unit(), wanted.shape).numpy() for use in merged)
+        np.testing.assert_allclose(held, wanted, rtol=1e-4, atol=1e-5 * scale)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_contract(case):
+    layer, x = _built(case)
+    _check(layer, x, case.call)
+    _check(layer, x, case.call, records_per_unit=2)
+
+
+def test_every_rule_has_a_contract_test():
+    """A head and its parts count where they are called."""
+    covered = set()
+    for case in CASES:
+        layer, _ = _built(case)
+        covered |= {type(rules.rule_for(layer))}
+    assert covered == {type(rule) for rule in rules.all_rules().values()}
+
+
+@settings(max_examples=15, derandomize=True, deadline=None, database=None)
+@given(
+    tokens=st.lists(st.integers(1, 5), max_size=2),
+    width=st.integers(1, 20),
+    units=st.integers(1, 20),
+    lora=st.booleans(),
+)
+def test_dense_of_any_shape(tokens, width, units, lora):
+    case = Case("drawn", lambda: Dense(units, activation="tanh"), (*tokens, width), lora=lora)
+    _check(*_built(case), case.call)
+
+
+@settings(max_examples=15, derandomize=True, deadline=None, database=None)
+@given(
+    tokens=st.integers(1, 12),
+    vocabulary=st.integers(2, 9),
+    width=st.integers(1, 6),
+    tied=st.booleans(),
+    lora=st.booleans(),
+)
+def test_embeddings_of_any_shape(tokens, vocabulary, width, tied, lora):
+    case = Case("drawn", lambda: Reversible(vocabulary, width, tie_weights=tied), (tokens,), vocabulary, lora, _tied)
+    _check(*_built(case), case.call)
+
+
+@settings(max_examples=20, derandomize=True, deadline=None, database=None)
+@given(data=st.data())
+def test_einsum_of_any_equation(data):
+    """Labels drawn: token axes, contracted axes, new axes, axes shared with the kernel; every order of them."""
+    tokens, contracted, new, shared = (
+        data.draw(st.lists(st.sampled_from(pool), max_size=2, unique=True), label=label)
+        for label, pool in (("tokens", "bc"), ("contracted", "de"), ("new", "fg"), ("shared", "hi"))
+    )
+    kernel = data.draw(st.permutations(contracted + new + shared), label="kernel")
+    inputs = data.draw(st.permutations(tokens + contracted + shared), label="inputs")
+    output = data.draw(st.permutations(tokens + new + shared), label="output")
+    if not (kernel and inputs and output):
+        return
+    size = dict(zip("bcdefghi", [2, 3, 4, 2, 3, 2, 2, 3], strict=True))
+    equation = f"a{''.join(inputs)},{''.join(kernel)}->a{''.join(output)}"
+    bias = "".join(data.draw(st.lists(st.sampled_from(output), unique=True), label="bias")) or None
+    shape = tuple(size[label] for label in output)
+    case = Case("drawn", lambda: EinsumDense(equation, shape, bias_axes=bias), tuple(size[label] for label in inputs))
+    lora = data.draw(st.booleans(), label="lora") and kernel[-1] not in shared and len(kernel) > 1
+    case = dataclasses.replace(case, lora=lora)
+    _check(*_built(case), case.call)
+
+
+@pytest.mark.parametrize("between", [1, 4])
+def test_a_layer_called_twice(between):
+    """Also with another number of tokens, as a shared projection of query and memory has."""
+    layer = Dense(4, activation="tanh")
+    x = np.random.default_rng(1).normal(size=(3, 5, 4)).astype("float32")
+    layer.build((None, None, 4))
+
+    def twice(layer: Any, x: Any) -> Any:
+        return layer(layer(x)[:, :between])
+
+    _check(layer, x, twice)
+
+
+class Pair(keras.layers.Layer):
+    """Two layers, made to share what `share` says."""
+
+    def __init__(self, first: Any, second: Any, share: Callable[[Any, Any], None]):
+        super().__init__()
+        self.first, self.second, self.share = first, second, share
+
+    def build(self, shape: Any) -> None:
+        self.first.build(shape)
+        self.second.build(self.first.compute_output_shape(shape))
+        self.share(self.first, self.second)
+
+    def call(self, x: Any) -> Any:
+        return self.second(keras.ops.tanh(self.first(x)))
+
+
+def _share(attribute: str) -> Callable[[Any, Any], None]:
+    def share(first: Any, second: Any) -> None:
+        second._tracker.unlock()
+        second._untrack_variable(getattr(second, attribute))
+        setattr(second, attribute, getattr(first, attribute))
+
+    return share
+
+
+def test_two_dense_layers_that_share_a_kernel():
+    layer = Pair(Dense(4), Dense(4), _share("_kernel"))
+    x = np.random.default_rng(1).normal(size=(3, 5, 4)).astype("float32")
+    layer(x)
+    assert len(layer.trainable_variables) == 3
+    _check(layer, x, lambda layer, x: layer(x))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "shape"),
+    [
+        (("abc,cd->abd", (None, 4)), ("abc,dc->abd", (None, 4)), (3, 4)),  # transposed
+        (("abc,cde->abde", (None, 2, 2)), ("abde,def->abf", (None, 2)), (5, 2)),  # another split of the same shape
+        (("abc,cd->abd", (4, 4)), ("abc,bc->abc", (4, 4)), (4, 4)),  # a scale per position
+    ],
+)
+def test_one_kernel_in_two_equations(first, second, shape):
+    """Factors that cannot be laid side by side are held per unit and added."""
+    layer = Pair(EinsumDense(*first), EinsumDense(*second), _share("_kernel"))
+    x = np.random.default_rng(1).normal(size=(3, *shape)).astype("float32")
+    layer(x)
+    assert len(layer.trainable_variables) == 1
+    _check(layer, x, lambda layer, x: layer(x))
+
+
+def test_two_tables_that_are_one():
+    """Encoder and decoder over one vocabulary: two look-ups and one projection of the same variable."""
+
+    class Both(Pair):
+        def build(self, shape: Any) -> None:
+            self.first.build(shape)
+            self.second.build(shape)
+            self.share(self.first, self.second)
+
+        def call(self, x: Any) -> Any:
+            return self.second(keras.ops.tanh(self.first(x) + self.second(x[:, ::-1])), reverse=True)
+
+    layer = Both(keras.layers.Embedding(7, 4), Reversible(7, 4), _share("_embeddings"))
+    x = np.random.default_rng(1).integers(0, 7, (3, 5)).astype("int32")
+    layer(x)
+    assert len(layer.trainable_variables) == 1
+    _check(layer, x, lambda layer, x: layer(x))
+
+
+def test_ids_counted_from_the_end_are_the_same_row():
+    """Keras reads -1 as the last row: with id 6 in the same unit, both gradients meet there."""
+    layer = keras.layers.Embedding(7, 4)
+    layer.build()
+    _check(layer, np.array([[6, -1, 2], [-7, 0, -1]], "int32"), _embed)
+    layer.enable_lora(2)
+    layer.lora_embeddings_b.assign(np.ones((2, 4)))
+    _check(layer, np.array([[6, -1, 2], [-7, 0, -1]], "int32"), _embed)
+
+
+def test_ids_outside_the_table_have_no_gradient_to_bound():
+    """What such a look-up returns depends on the device; here the columns stand for whatever it was."""
+    use = uses.gather(tf.constant([[1, 2], [1, 7], [-1, 3]]), tf.ones([3, 2, 4]), 7, 3)
+    assert np.isnan(use.squared_norm().numpy()).tolist() == [False, True, True]
+    assert np.isnan(use.per_unit().numpy()).any((1, 2)).tolist() == [False, True, True]
+
+
+def test_terms_that_cancel_leave_no_negative_norm():
+    rows = np.full((1, 64, 40), 1e3, "float32")
+    columns = np.random.default_rng(0).normal(size=(1, 32, 40)).astype("float32")
+    use = uses.outer(rows, np.concatenate([columns, -columns], 1), (40, 40), 1)
+    assert not use.materialise_is_cheaper
+    assert uses.squared_norm([use]).numpy()[0] >= 0.0
