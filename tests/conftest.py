@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -24,3 +26,36 @@ def shared() -> Path:
             pytest.fail(reason)
         pytest.skip(reason)
     return folder
+
+
+@functools.cache
+def _plan(num_units: int, batch: float, steps: int, noise: float, clip: float, rng: str, seed: int | None, more: str):
+    import tfdp
+
+    accountant = "pld" if "truncated" in more else "rdp"
+    text = f"""
+        schema_version: "1.0"
+        claim:
+          epsilon: 1.0e+9
+          delta: 1.0e-3
+          adjacency: add_or_remove_one
+          privacy_unit: {{kind: example, description: one record}}
+          data_accesses: [training]
+        data: {{num_units: {num_units}, size_is_public: true, deduplication: exact}}
+        mechanism: {{clip_norm: {clip}, noise_multiplier: {noise}, rng: {rng}}}
+        sampling: {{expected_batch_size: {batch}, steps: {steps}, {more}}}
+        accountant: {{name: {accountant}}}
+    """
+    return tfdp.make_plan(tfdp.PrivacySpec.from_text(textwrap.dedent(text)), num_units=num_units, seed=seed)
+
+
+@pytest.fixture(scope="session")
+def plan_of():
+    """Makes a plan for a test from a few numbers; the cheapest accountant, and a claim that allows any noise."""
+
+    def make(num_units=12, batch=6, steps=4, noise=1.0, clip=1.0, rng="csprng", seed=None, microbatch=4, **sampling):
+        fields = {"scheme": "poisson", "microbatch_size": microbatch, **sampling}
+        more = ", ".join(f"{name}: {value}" for name, value in fields.items())
+        return _plan(num_units, batch, steps, noise, clip, rng, seed, more)
+
+    return make

@@ -123,6 +123,9 @@ def _keras_optimizers() -> dict[str, type[keras.optimizers.Optimizer]]:
     }
 
 
+# Options of TensorFlow Privacy's class, which would be taken and then have no effect.
+_DECIDED = {"l2_norm_clip", "noise_multiplier", "num_microbatches", "plan_digest"}
+
 # Module attributes (DPAdam, DPSGD, ...), registered, so that a saved model finds its optimizer again.
 _CLASSES: dict[type, type] = {}
 for _base in _keras_optimizers().values():
@@ -146,6 +149,12 @@ def dp_optimizer(optimizer: Any, plan: Plan, **kwargs: Any) -> Any:
     """
     if not isinstance(plan, Plan):
         raise MisuseError(f"Expected a plan from tfdp.make_plan. Received: {type(plan).__name__}.")
+    decided = sorted(_DECIDED & kwargs.keys())
+    if decided:
+        raise MisuseError(
+            f"Expected options of the Keras optimizer. Received: {', '.join(decided)}, which the plan decides. Change "
+            "the spec instead."
+        )
     private = {"l2_norm_clip": plan.clip_norm, "noise_multiplier": plan.noise_multiplier, "plan_digest": plan.digest}
     if isinstance(optimizer, keras.optimizers.Optimizer):
         base = type(optimizer)
