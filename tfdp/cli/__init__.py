@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from tfdp import __version__
-from tfdp.cli import account, card, schema, train, validate
+from tfdp.cli import account, card, demo, schema, train, validate
 from tfdp.errors import TfdpError
 
 app = typer.Typer(
@@ -49,6 +49,7 @@ schema.register(app)
 account.register(app)
 train.register(app)
 card.register(app)
+demo.register(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

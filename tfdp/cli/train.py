@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
-import sys
-import tempfile
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -71,6 +67,7 @@ def train(
     """
     from rich.console import Console
 
+    from tfdp.cli.startup import quiet_start
     from tfdp.findings import errors
     from tfdp.review import review
     from tfdp.spec import PrivacySpec
@@ -89,13 +86,13 @@ def train(
     records = read_text_records(data, text_field=text_field, id_field=_chosen_id_field(reviewed, id_field))
     records, held_out = split_held_out(one_record_per_unit(records, unit.selection), holdout)
 
-    with _quiet_start():
+    with quiet_start():
         from tfdp.workflow import build_model, plan_for, steps_done, train_text_model
 
     plan = plan_for(reviewed, len(records))
     done = steps_done(out, plan)
     _print_plan(console, plan, records, held_out, done)
-    with _quiet_start():
+    with quiet_start():
         import keras_hub  # noqa: F401 - to have its start-up messages here
         import tensorflow as tf
 
@@ -138,29 +135,6 @@ def _chosen_id_field(spec: PrivacySpec, given: str | None) -> str | None:
             "What a unit is, is for the spec to say."
         )
     return stated or given
-
-
-@contextlib.contextmanager
-def _quiet_start() -> Iterator[None]:
-    """Keeps TensorFlow's start-up messages from the terminal; shows them when the import fails.
-
-    Its C++ part writes to the file descriptor, and before it has read any setting.
-    """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    sys.stderr.flush()
-    kept = os.dup(2)
-    with tempfile.TemporaryFile() as messages:
-        os.dup2(messages.fileno(), 2)
-        try:
-            yield
-        except BaseException:
-            messages.seek(0)
-            os.write(kept, messages.read())
-            raise
-        finally:
-            sys.stderr.flush()
-            os.dup2(kept, 2)
-            os.close(kept)
 
 
 def _print_plan(console: Any, plan: Plan, records: TextRecords, held_out: TextRecords, done: int) -> None:

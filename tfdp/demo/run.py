@@ -1,0 +1,170 @@
+"""The demo: a small public GPT-2 learns to write docstrings, once without privacy and once with it, side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from tfdp.demo.corpus import private_docstrings, split
+from tfdp.demo.public_model import SEQUENCE_LENGTH, load_public_model
+from tfdp.evaluation import Perplexity, perplexity
+from tfdp.files import atomic_write_text
+from tfdp.plan import Plan
+from tfdp.spec import PrivacySpec
+from tfdp.workflow import TrainingResult, add_lora, encode_texts, plan_for, train_arrays
+from tfdp.workflow.fitting import detached_preprocessor
+
+LORA_RANK = 8
+OPTIMIZER, LEARNING_RATE = "adamw", 5e-3
+SPEC_FILE = "privacy.yaml"
+
+_SPEC = """\
+# Written by `tfdp demo`. num_units depends on the Python whose docstrings are read; everything else is fixed.
+schema_version: "1.0"
+claim:
+  epsilon: 8.0
+  delta: 1.0e-5
+  adjacency: add_or_remove_one
+  privacy_unit:
+    kind: example
+    description: one docstring of the Python standard library
+  data_accesses: [training]
+data:
+  num_units: {num_units}
+  size_is_public: true
+  deduplication: exact
+mechanism:
+  clip_norm: 1.0
+sampling:
+  scheme: poisson
+  expected_batch_size: 256
+  steps: {steps}
+  microbatch_size: 16
+accountant:
+  name: pld
+tuning:
+  kind: none
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class DemoResult:
+    """Perplexities on the same held-out docstrings, and what the private run cost.
+
+    Attributes:
+        public: the model as shipped.
+        non_private, private: after the same number of steps of the same size.
+        non_private_seconds: of that fit.
+        training: the private job, with its plan, time and paths.
+    """
+
+    public: Perplexity
+    non_private: Perplexity
+    private: Perplexity
+    non_private_seconds: float
+    training: TrainingResult
+
+
+def demo_plan(num_units: int, steps: int, directory: Path) -> Plan:
+    """Writes the demo's spec into `directory` and makes its plan, as `tfdp train` would from a reviewed file."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / SPEC_FILE
+    atomic_write_text(path, _SPEC.format(num_units=num_units, steps=steps))
+    return plan_for(PrivacySpec.from_file(path), num_units)
+
+
+def fresh_directory(path: str | os.PathLike[str]) -> Path:
+    """`path`, or where it holds a run already, `path-2`, `path-3`, ...: a run is not overwritten."""
+    path = Path(path)
+    number = 1
+    while path.exists() and any(path.iterdir()):
+        number += 1
+        path = path.with_name(f"{path.name.removesuffix(f'-{number - 1}')}-{number}")
+    return path
+
+
+def run_demo(
+    directory: str | os.PathLike[str], *, steps: int, max_units: int | None = None, say: Any = print, verbose: int = 1
+) -> DemoResult:
+    """Runs the whole demo and writes model, ledger and card into `directory`.
+
+    Args:
+        directory: a new one; a run is not overwritten.
+        steps: of each of the two fits.
+        max_units: use only the first docstrings (for tests); None for all.
+        say: is called with each line of the story.
+        verbose: of Keras.
+    """
+    directory = Path(directory)
+    docstrings = split(private_docstrings())
+    train, held_out = docstrings.train[:max_units], docstrings.held_out[:max_units]
+    say(f"{len(train)} docstrings of Python's standard library are the private data, {len(held_out)} are held out.")
+    plan = demo_plan(len(train), steps, directory)
+    say(
+        f"The plan: {plan.steps} steps, each docstring joins each with probability {plan.sampling_probability:.4f}, "
+        f"noise multiplier {plan.noise_multiplier:.3f}, epsilon {plan.epsilon(plan.steps):.3f} at delta {plan.delta:g}."
+    )
+    public_model = load_public_model(compile=False)
+    records = encode_texts(public_model, [docstring.text for docstring in train], SEQUENCE_LENGTH)
+    unseen = encode_texts(public_model, [docstring.text for docstring in held_out], SEQUENCE_LENGTH)
+    public = perplexity(public_model, unseen)
+    say(f"The public model, trained on Python's help topics only: perplexity {public.perplexity:.1f}.")
+
+    say("Without privacy:")
+    model = load_public_model(compile=False)
+    add_lora(model, LORA_RANK)
+    began = time.monotonic()
+    _plain_fit(model, records, plan, verbose)
+    non_private_seconds = time.monotonic() - began
+    non_private = perplexity(model, unseen)
+
+    say("With privacy, under the same number of steps and the same expected batch:")
+    model = load_public_model(compile=False)
+    add_lora(model, LORA_RANK)
+    training = train_arrays(
+        plan,
+        model,
+        records,
+        directory,
+        held_out=unseen,
+        non_private=non_private,
+        optimizer=OPTIMIZER,
+        learning_rate=LEARNING_RATE,
+        details={
+            "title": "Small GPT-2, fine-tuned privately on Python docstrings",
+            "model_name": f"GPT-2 with {public_model.count_params():,} weights, LoRA of rank {LORA_RANK}",
+            "data_source": "docstrings of the Python standard library, as installed; they stand in for private text",
+            "intended_use": "Shows what tfdp does from spec to card. Not for any other use.",
+            "licence": "Apache-2.0; the docstrings are under the Python Software Foundation License",
+            "command": "tfdp demo",
+            "timings": {"fit": 0.0, "fit without privacy": round(non_private_seconds, 1)},
+        },
+        verbose=verbose,
+    )
+    assert training.after is not None
+    return DemoResult(public, non_private, training.after, non_private_seconds, training)
+
+
+def _plain_fit(model: Any, records: Any, plan: Plan, verbose: int) -> None:
+    """The twin: ordinary shuffled batches of the plan's expected size, the same optimizer, loss and number of steps."""
+    import keras
+    import tensorflow as tf
+
+    batch_size = round(plan.expected_batch_size)
+    batches = tf.data.Dataset.from_tensor_slices(records).shuffle(plan.num_units).repeat().batch(batch_size)
+    with detached_preprocessor(model):
+        model.compile(
+            optimizer=keras.optimizers.AdamW(LEARNING_RATE),
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="mean_with_sample_weight"),
+            weighted_metrics=[],
+        )
+        model.fit(
+            batches.prefetch(2),
+            epochs=plan.epochs,
+            steps_per_epoch=min(plan.steps_per_epoch, plan.steps),
+            shuffle=False,
+            verbose=verbose,
+        )
