@@ -3,7 +3,7 @@
 | id    | meaning                                                                         |
 |-------|---------------------------------------------------------------------------------|
 | PS043 | a layer mixes units: one unit's data would reach another's gradient            |
-| PS044 | a trainable layer has no gradient rule                                          |
+| PS044 | a trainable layer has no gradient rule, or its calls cannot be recorded         |
 | PS045 | a loss joins that is not taken per unit (activity regularisation, `add_loss`)   |
 | PS046 | the model is not ready: not built, nothing to train, another backend, float16   |
 """
@@ -96,6 +96,9 @@ def _check_layer(layer: Any, trainable: set[int], method: str) -> list[Finding]:
         reason = rules.without_rule(layer)
         if reason is not None:
             found.append(_error("PS044", name, reason, ""))
+    hidden = rules.hides_calls(layer, trainable) if method == "bookkeeping" else None
+    if hidden is not None:
+        found.append(_error("PS044", name, hidden, ""))
     if getattr(layer, "activity_regularizer", None) is not None:
         found.append(
             _error(
@@ -143,27 +146,31 @@ def cross_unit_fault(model: Any, record: Any) -> str | None:
     def unlike(values: Any) -> Any:
         return -1 - values if values.dtype.kind == "f" else (1 - values).astype(values.dtype)
 
-    first, second = (tf.nest.map_structure(row, record) for _ in range(2))
-    third = tf.nest.map_structure(unlike, second)
+    rows = [tf.nest.map_structure(row, record) for _ in range(2)]
     seeds = {id(variable) for variable in keras_private.seed_states(model)}
     left_behind: list[str] = []
 
-    def output(neighbour: Any) -> list[Any]:
-        batch = tf.nest.map_structure(lambda *leaves: tf.constant(np.stack(leaves)), first, neighbour)
+    def outputs(changed: int | None = None) -> list[Any]:
+        pair = [tf.nest.map_structure(unlike, one) if i == changed else one for i, one in enumerate(rows)]
+        batch = tf.nest.map_structure(lambda *leaves: tf.constant(np.stack(leaves)), *pair)
         with keras.StatelessScope() as scope:  # assigns nothing, so every call has the same dropout mask
-            outputs = tf.nest.flatten(model(batch, training=True))
+            leaves = tf.nest.flatten(model(batch, training=True))
         assigned = [v for v in model.variables if scope.get_current_value(v) is not None]
         left_behind.extend(v.path for v in assigned if id(v) not in seeds)
-        return [np.asarray(tf.cast(leaf[0], tf.float32)) for leaf in outputs]
+        return [np.asarray(tf.cast(leaf, tf.float32)) for leaf in leaves]
 
-    one, other, again = output(second), output(third), output(second)
+    first, again = outputs(), outputs()
     tolerance = 1e-4 if all(layer.compute_dtype == "float32" for layer in model.layers) else 5e-2
     if left_behind:
         return f"that keeps something of its batch in '{left_behind[0]}' (such as a moving average)"
-    if not all(_same(a, b, tolerance) for a, b in zip(one, again, strict=True)):
+    if not all(leaf.shape[:1] == (len(rows),) for leaf in first):
+        return "whose output does not have one row per record"
+    if not all(_same(a, b, tolerance) for a, b in zip(first, again, strict=True)):
         return "that draws random numbers without a keras.random.SeedGenerator of its own, so it cannot be checked"
-    if not all(_same(a, b, tolerance) for a, b in zip(one, other, strict=True)):
-        return "whose output for one unit changes with another unit of the batch"
+    for changed in range(len(rows)):
+        kept = 1 - changed
+        if not all(_same(a[kept], b[kept], tolerance) for a, b in zip(first, outputs(changed), strict=True)):
+            return "whose output for one unit changes with another unit of the batch"
     return None
 
 

@@ -114,8 +114,7 @@ def hides_calls(layer: Any, trainable: Collection[int]) -> str | None:
         return None
     return (
         f"Expected layers whose calls can be recorded. Received: layer '{layer.name}' ({type(layer).__name__}), made "
-        "under keras.RematScope, which runs again in the backward pass. Build the model without it, or take "
-        "method='vectorized'."
+        "under keras.RematScope, which runs again in the backward pass. Build the model without it."
     )
 
 

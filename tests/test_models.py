@@ -1,0 +1,152 @@
+"""`check_model` and `cross_unit_fault`: every finding both ways."""
+
+from __future__ import annotations
+
+import keras
+import keras_hub
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdp.models import check_model, cross_unit_fault
+
+TOKENS = 6
+
+
+def _gpt2(dropout=0.1, **options):
+    shape = {"vocabulary_size": 11, "num_layers": 1, "num_heads": 2, "hidden_dim": 8, "intermediate_dim": 12}
+    backbone = keras_hub.models.GPT2Backbone(dropout=dropout, max_sequence_length=TOKENS, **shape, **options)
+    return keras_hub.models.GPT2CausalLM(backbone=backbone, preprocessor=None)
+
+
+def _sequential(*layers, shape=(4,)):
+    return keras.Sequential([keras.Input(shape), *layers])
+
+
+def _ids(model, **options):
+    return [finding.id for finding in check_model(model, **options)]
+
+
+@pytest.mark.quick
+def test_a_language_model_has_no_findings():
+    model = _gpt2()
+    assert check_model(model) == []
+    model.backbone.enable_lora(2)
+    assert check_model(model) == []
+
+
+@pytest.mark.parametrize(
+    ("layers", "shape", "found"),
+    [
+        ([keras.layers.Dense(3), keras.layers.BatchNormalization(), keras.layers.Dense(2)], (4,), ["PS043"]),
+        ([keras.layers.Dense(3), keras.layers.LayerNormalization(), keras.layers.Dense(2)], (4,), []),
+        ([keras.layers.Dense(3), keras.layers.BatchNormalization(trainable=False)], (4,), []),
+        ([keras.layers.Conv1D(2, 2)], (4, 3), ["PS044"]),
+        ([keras.layers.Dense(2, activity_regularizer="l2")], (4,), ["PS045"]),
+        ([keras.layers.Dense(2, kernel_regularizer="l2")], (4,), []),
+        ([keras.layers.Dense(2, dtype="mixed_float16")], (4,), ["PS046"]),
+        ([keras.layers.Dense(2, dtype="mixed_bfloat16")], (4,), []),
+        ([keras.layers.Dense(2, trainable=False)], (4,), ["PS046"]),
+    ],
+)
+def test_findings_both_ways(layers, shape, found):
+    assert _ids(_sequential(*layers, shape=shape)) == found
+
+
+def test_memory_between_batches():
+    assert "PS043" in _ids(keras.Sequential([keras.Input((4, 3), batch_size=2), keras.layers.LSTM(2, stateful=True)]))
+    assert "PS043" not in _ids(_sequential(keras.layers.LSTM(2), shape=(4, 3)))
+
+
+def test_layers_without_a_rule_pass_when_frozen_or_vectorized():
+    model = _sequential(keras.layers.Conv1D(2, 2, name="conv"), keras.layers.Dense(2), shape=(4, 3))
+    (finding,) = check_model(model)
+    assert (finding.id, finding.where) == ("PS044", "conv (Conv1D)")
+    assert "conv" in finding.message
+    assert "method='vectorized'" in finding.message
+    assert _ids(model, method="vectorized") == []
+    model.get_layer("conv").trainable = False
+    assert _ids(model) == []
+
+
+def test_layers_under_a_remat_scope():
+    with keras.RematScope(mode="full"):
+        dense = keras.layers.Dense(2, name="again")
+    assert "keras.RematScope" in str(check_model(_sequential(dense))[0])
+    dense.trainable = False
+    assert _ids(_sequential(dense, keras.layers.Dense(2))) == []
+
+
+def test_what_is_not_a_model_or_not_ready(monkeypatch):
+    assert _ids(keras.layers.Dense(2)) == ["PS046"]
+    assert _ids(keras.Sequential([keras.layers.Dense(2)])) == ["PS046"]
+    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+    assert _ids(_gpt2()) == ["PS046"]
+
+
+def test_checking_changes_nothing():
+    model = _gpt2()
+    before = [value.copy() for value in model.get_weights()]
+    check_model(model)
+    spec = {"token_ids": tf.TensorSpec([TOKENS], tf.int32), "padding_mask": tf.TensorSpec([TOKENS], tf.bool)}
+    cross_unit_fault(model, spec)
+    for value, after in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(value, after)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+def test_a_language_model_keeps_units_apart(dtype):
+    spec = {"token_ids": tf.TensorSpec([TOKENS], tf.int32), "padding_mask": tf.TensorSpec([TOKENS], tf.bool)}
+    assert cross_unit_fault(_gpt2(dtype=dtype), spec) is None
+
+
+def _training_only(x):
+    return x - keras.ops.mean(x, 0, keepdims=True)
+
+
+class _InTraining(keras.layers.Layer):
+    def call(self, x, training=False):
+        return _training_only(x) if training else x
+
+
+class _Unseeded(keras.layers.Layer):
+    def call(self, x):
+        return x + tf.random.normal(tf.shape(x))
+
+
+@pytest.mark.parametrize(
+    ("layer", "fault"),
+    [
+        (lambda: keras.layers.Lambda(lambda x: x - keras.ops.mean(x, 0, keepdims=True)), "changes with another unit"),
+        (
+            lambda: keras.layers.Lambda(lambda x: x - x[:1]),
+            "changes with another unit",
+        ),  # the first row is none the wiser
+        (lambda: keras.layers.Lambda(lambda x: x - x[-1:]), "changes with another unit"),
+        (lambda: keras.layers.Lambda(lambda x: keras.ops.cumsum(x, 0)), "changes with another unit"),
+        (lambda: keras.layers.Lambda(lambda x: keras.ops.flip(x, 0)), "changes with another unit"),
+        (lambda: keras.layers.Lambda(lambda x: keras.ops.reshape(x, (-1, 1))), "one row per record"),
+        (lambda: keras.layers.Lambda(lambda x: keras.ops.mean(x)), "one row per record"),
+        (_InTraining, "changes with another unit"),
+        (keras.layers.BatchNormalization, "keeps something of its batch"),
+        (_Unseeded, "SeedGenerator"),
+        (lambda: keras.layers.Lambda(lambda x: x - keras.ops.mean(x, 1, keepdims=True)), None),
+        (lambda: keras.layers.Dropout(0.5), None),
+        (lambda: keras.layers.GaussianNoise(0.5), None),
+        (lambda: keras.layers.BatchNormalization(trainable=False), None),
+    ],
+)
+def test_models_that_carry_one_unit_over_to_another(layer, fault):
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, layer()(keras.layers.Dense(3)(inputs)))
+    found = cross_unit_fault(model, tf.TensorSpec([4], tf.float32))
+    assert (found is None) if fault is None else (fault in found)
+
+
+def test_units_of_one_number():
+    """With one made-up id the two rows could be alike by chance; the changed one never is."""
+    inputs = keras.Input((), dtype="int32")
+    x = keras.layers.Embedding(3, 2)(inputs)
+    model = keras.Model(inputs, keras.layers.Lambda(lambda x: x + keras.ops.sum(x, 0, keepdims=True))(x))
+    assert "changes with another unit" in cross_unit_fault(model, tf.TensorSpec([], tf.int32))
