@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tfdp.errors import DataError
+from tfdp.sampling.records import as_records
 
 _RESAMPLES = 1000
 _MOST_COUNTS_IN_MEMORY = 1 << 24
@@ -99,7 +100,7 @@ def perplexity(model: Any, records: Any, *, tokenizer: Any = None, batch_size: i
     x, y, weight = records if isinstance(records, tuple) else _stacked(records)
     y, weight = np.asarray(y), np.asarray(weight, np.float32)
     if len(y) == 0 or not np.all(weight.sum(axis=1) > 0):
-        raise DataError("Expected records of at least two tokens. Received: none, or a shorter one. Drop empty texts.")
+        raise _too_short()
 
     @tf.function(reduce_retracing=True)
     def record_losses(inputs: Any, targets: Any, weights: Any) -> Any:
@@ -164,13 +165,14 @@ def _exponential(loss: float) -> float:
         return math.inf
 
 
-def _stacked(records: Sequence[np.ndarray]) -> tuple[Any, np.ndarray, np.ndarray]:
+def _stacked(records: Sequence[np.ndarray]) -> tuple[Any, Any, Any]:
     """Token arrays as padded `(x, y, sample_weight)`."""
-    length = max((len(record) for record in records), default=0)
-    tokens = np.zeros((len(records), max(length, 2)), np.int32)
-    mask = np.zeros(tokens.shape, np.int32)
-    for row, record in enumerate(records):
-        tokens[row, : len(record)] = record
-        mask[row, : len(record)] = 1
-    x = {"token_ids": tokens[:, :-1], "padding_mask": mask[:, :-1]}
-    return x, tokens[:, 1:], mask[:, 1:].astype(np.float32)
+    if min(map(len, records), default=0) < 2:
+        raise _too_short()
+    length = max(map(len, records)) - 1
+    taken = as_records(list(records), sequence_length=length).take(np.arange(len(records)))
+    return taken["x"], taken["y"], taken["sample_weight"]
+
+
+def _too_short() -> DataError:
+    return DataError("Expected records of at least two tokens. Received: none, or a shorter one. Drop empty texts.")

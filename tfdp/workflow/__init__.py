@@ -12,7 +12,7 @@ None of them knows anything that cannot be done with the public parts alone: `ma
 from __future__ import annotations
 
 from tfdp.workflow.fitting import private_fit
-from tfdp.workflow.job import TrainingResult, plan_for, steps_done, train_text_model
+from tfdp.workflow.job import TrainingResult, plan_for, steps_done, train_arrays, train_text_model
 from tfdp.workflow.language_models import add_lora, build_model, encode_texts
 from tfdp.workflow.records import TextRecords, one_record_per_unit, read_text_records, split_held_out
 
@@ -28,5 +28,6 @@ __all__ = [
     "read_text_records",
     "split_held_out",
     "steps_done",
+    "train_arrays",
     "train_text_model",
 ]

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tfdp.errors import BudgetExhaustedError, DataError, LedgerError, PlanError
 from tfdp.evaluation import Perplexity, perplexity, perplexity_metric
 from tfdp.ledger import read_ledger
@@ -127,19 +129,63 @@ def train_text_model(
     details: Mapping[str, Any] | None = None,
     verbose: int = 1,
 ) -> TrainingResult:
-    """Trains `model` privately on `records` and writes model, ledger and card into `directory`.
-
-    A second call with the same plan goes on after the steps of the first, from its last checkpoint; the steps of an
-    epoch that was cut short are spent and lost.
+    """`train_arrays` on texts, which the model's own preprocessor cuts into tokens.
 
     Args:
         plan: from `plan_for(spec, len(records))`.
         model: from `build_model`, or any KerasHub causal language model with its preprocessor.
         records: one text per privacy unit.
-        directory: is made where missing; see `steps_done` for what it may hold.
+        directory, optimizer, learning_rate, details, verbose: see `train_arrays`.
         held_out: texts for the perplexity before and after; not trained on, and not covered by epsilon.
         sequence_length: tokens of a text that are used.
+    """
+    steps_done(directory, plan)  # before any work is done for nothing
+    unit = plan.spec.claim.privacy_unit
+    if unit.kind == "sequence" and unit.sequence_length != sequence_length:
+        raise DataError(
+            f"Expected the sequence length of the privacy unit, {unit.sequence_length}. Received: {sequence_length}. "
+            "Train on sequences of the length that the spec claims."
+        )
+    texts = () if held_out is None else held_out.texts
+    return train_arrays(
+        plan,
+        model,
+        encode_texts(model, records.texts, sequence_length),
+        directory,
+        held_out=encode_texts(model, texts, sequence_length) if texts else None,
+        optimizer=optimizer,
+        learning_rate=learning_rate,
+        details=details,
+        verbose=verbose,
+    )
+
+
+def train_arrays(
+    plan: Plan,
+    model: Any,
+    records: Any,
+    directory: str | os.PathLike[str],
+    *,
+    held_out: Any = None,
+    optimizer: Any = "adamw",
+    learning_rate: Any = 1e-3,
+    non_private: Perplexity | None = None,
+    details: Mapping[str, Any] | None = None,
+    verbose: int = 1,
+) -> TrainingResult:
+    """Trains a causal language model privately; writes model, ledger and card into `directory`.
+
+    A second call with the same plan goes on after the steps of the first, from its last checkpoint; the steps of an
+    epoch that was cut short are spent and lost.
+
+    Args:
+        plan: from `plan_for`.
+        model: a Keras model from token_ids and padding_mask to logits.
+        records: `(x, y, sample_weight)` arrays, one row per privacy unit.
+        directory: is made where missing; see `steps_done` for what it may hold.
+        held_out: the same kind of arrays, for the perplexity before and after.
         optimizer, learning_rate: as for `dp_optimizer`.
+        non_private: perplexity of the same training without privacy, for the card.
         details: the owner's words for the card, as for `tfdp.export`.
         verbose: of Keras.
     """
@@ -147,17 +193,7 @@ def train_text_model(
 
     directory = Path(directory)
     done = steps_done(directory, plan)
-    unit = plan.spec.claim.privacy_unit
-    if unit.kind == "sequence" and unit.sequence_length != sequence_length:
-        raise DataError(
-            f"Expected the sequence length of the privacy unit, {unit.sequence_length}. Received: {sequence_length}. "
-            "Train on sequences of the length that the spec claims."
-        )
-    arrays = encode_texts(model, records.texts, sequence_length)
-    checked = None
-    if held_out is not None and len(held_out):
-        checked = encode_texts(model, held_out.texts, sequence_length)
-    before = None if checked is None else perplexity(model, checked)
+    before = None if held_out is None else perplexity(model, held_out)
 
     directory.mkdir(parents=True, exist_ok=True)
     ledger, checkpoint = directory / LEDGER, directory / CHECKPOINT
@@ -166,7 +202,7 @@ def train_text_model(
         history = private_fit(
             model,
             plan,
-            arrays,
+            records,
             ledger=ledger,
             optimizer=optimizer,
             learning_rate=learning_rate,
@@ -179,10 +215,10 @@ def train_text_model(
         _restore(model, plan, checkpoint, optimizer, learning_rate)
     seconds = time.monotonic() - began
 
-    after = None if checked is None else perplexity(model, checked)
-    metrics = [] if after is None else [perplexity_metric(after, public=before)]
+    after = None if held_out is None else perplexity(model, held_out)
+    metrics = [] if after is None else [perplexity_metric(after, public=before, non_private=non_private)]
     own_words = {
-        "limits": _LIMITS.format(length=sequence_length) if checked is not None else None,
+        "limits": _LIMITS.format(length=np.shape(records[1])[1]) if held_out is not None else None,
         "hardware": f"{os.cpu_count()} processors, {platform.machine()}, {platform.system()}",
         "timings": {"fit": round(seconds, 1)},
     }

@@ -42,7 +42,7 @@ def add_lora(model: Any, rank: int) -> None:
     """Freezes `model` and adds low-rank adapters to its attention layers."""
     if rank < 1:
         raise DataError(f"Expected a LoRA rank of at least 1. Received: {rank}. Use 4, 8 or 16, or leave it out.")
-    backbone = getattr(model, "backbone", None)
+    backbone: Any = getattr(model, "backbone", None)
     if not hasattr(backbone, "enable_lora"):
         raise DataError(
             f"Expected a KerasHub task, whose backbone takes LoRA. Received: {type(model).__name__}. Call enable_lora "

@@ -67,7 +67,7 @@ class Checkpoint(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         stream = io.BytesIO()
-        arrays = {name: np.asarray(keras.ops.convert_to_numpy(v)) for name, v in _variables(self.model).items()}
+        arrays = {name: _array(v) for name, v in _variables(self.model).items()}
         marks: dict[str, Any] = {"plan": np.array(self._plan.digest), "steps": np.array(self._steps)}
         np.savez(stream, allow_pickle=False, **marks, **arrays)
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -114,6 +114,11 @@ def duration(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def _array(variable: Any) -> np.ndarray:
+    value = np.asarray(variable)
+    return value.astype(np.float32) if value.dtype.kind == "V" else value  # bfloat16, which NumPy cannot store
 
 
 def _variables(model: Any) -> dict[str, Any]:

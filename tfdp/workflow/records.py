@@ -225,7 +225,8 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _table_rows(
     stream: BinaryIO, path: Path, fields: list[str], *, separator: str
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    reader = csv.reader(io.TextIOWrapper(stream, "utf-8-sig", newline=""), delimiter=separator, strict=True)
+    text = io.TextIOWrapper(stream, "utf-8-sig", newline="")
+    reader = csv.reader(text, delimiter=separator, strict=True)
     before = csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # global, and by default too small for a long mail
     line = 1
     try:
@@ -248,6 +249,7 @@ def _table_rows(
         _refuse(path, line, "a row of a table", str(error), "Mend the quotes of the row that begins there.")
     finally:
         csv.field_size_limit(before)
+        text.detach()  # the stream is the caller's to close
 
 
 def _text(path: Path, line: int, field: str, row: dict[str, Any]) -> str:
