@@ -26,11 +26,11 @@ def register(app: typer.Typer) -> None:
 
 def demo(
     out: Annotated[str, typer.Option(metavar="DIR", help="A new directory for model, ledger and card.")] = "demo-run",
-    steps: Annotated[int, typer.Option(min=1, help="Of each fit; noise is calibrated to them.")] = 60,
+    steps: Annotated[int, typer.Option(min=1, help="Of each fit; noise is calibrated to them.")] = 48,
 ) -> None:
     """Fine-tune a small GPT-2 on Python's docstrings, without and with privacy, and write its model card.
 
-    Nothing is downloaded: the private data are the docstrings of the standard library (one docstring is one privacy unit),
+    Nothing is downloaded: the private data are the standard library's docstrings, one docstring a privacy unit;
     the public model was trained on Python's help topics. A few minutes on two cores.
     """
     from rich.console import Console
