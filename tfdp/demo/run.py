@@ -142,7 +142,7 @@ def run_demo(
             "intended_use": "Shows what tfdp does from spec to card. Not for any other use.",
             "licence": "Apache-2.0; the docstrings are under the Python Software Foundation License",
             "command": "tfdp demo",
-            "timings": {"fit": 0.0, "fit without privacy": round(non_private_seconds, 1)},
+            "timings": {"fit without privacy": round(non_private_seconds, 1)},
         },
         verbose=verbose,
     )

@@ -217,18 +217,19 @@ def train_arrays(
 
     after = None if held_out is None else perplexity(model, held_out)
     metrics = [] if after is None else [perplexity_metric(after, public=before, non_private=non_private)]
+    details = dict(details or {})
     own_words = {
         "limits": _LIMITS.format(length=np.shape(records[1])[1]) if held_out is not None else None,
         "hardware": f"{os.cpu_count()} processors, {platform.machine()}, {platform.system()}",
-        "timings": {"fit": round(seconds, 1)},
     }
+    details["timings"] = {"fit": round(seconds, 1), **details.get("timings", {})}
     paths = export(
         model,
         directory,
         ledger=ledger,
         evaluation={"metrics": metrics},
         history=history,
-        details={key: value for key, value in {**own_words, **(details or {})}.items() if value is not None},
+        details={key: value for key, value in {**own_words, **details}.items() if value is not None},
     )
     checkpoint.unlink(missing_ok=True)
     steps = read_ledger(ledger).steps
