@@ -22,7 +22,7 @@ from tfdp.gradients import METHODS
 from tfdp.ledger import Ledger
 from tfdp.models import check_model
 from tfdp.noise import GaussianNoise
-from tfdp.optimizer import PrivateUpdates
+from tfdp.optimizer import PrivateUpdates, refuse_strategy
 from tfdp.plan import Plan
 from tfdp.training import PrivateTrainStep
 
@@ -202,11 +202,7 @@ class PrivacyCallback(keras.callbacks.Callback):
                 f"with {type(model.preprocessor).__name__} attached. Preprocess the records with it before "
                 "poisson_batches, then set model.preprocessor = None for the fit."
             )
-        if model.distribute_strategy.num_replicas_in_sync != 1:
-            raise MisuseError(
-                f"Expected one replica. Received: {model.distribute_strategy.num_replicas_in_sync}. Build and fit the "
-                "model outside a tf.distribute strategy."
-            )
+        refuse_strategy(model.distribute_strategy)
         blocking = errors(check_model(model, method=self._method))
         if blocking:
             lines = "\n  ".join(str(finding) for finding in blocking)

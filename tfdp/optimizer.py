@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import keras
+import tensorflow as tf
 
 from tfdp.errors import MisuseError
 from tfdp.gradients.vectorized import make_vectorized_keras_optimizer_class
@@ -149,6 +150,7 @@ def dp_optimizer(optimizer: Any, plan: Plan, **kwargs: Any) -> Any:
     """
     if not isinstance(plan, Plan):
         raise MisuseError(f"Expected a plan from tfdp.make_plan. Received: {type(plan).__name__}.")
+    refuse_strategy(tf.distribute.get_strategy())
     decided = sorted(_DECIDED & kwargs.keys())
     if decided:
         raise MisuseError(
@@ -175,6 +177,19 @@ def dp_optimizer(optimizer: Any, plan: Plan, **kwargs: Any) -> Any:
             raise MisuseError(f"Expected one of {sorted(by_name)}. Received: optimizer={optimizer!r}.")
         optimizer = by_name[optimizer.lower()]
     return _dp_class(optimizer)(**kwargs, **private)
+
+
+def refuse_strategy(strategy: Any) -> None:
+    """Refuses to be under `strategy`, unless it is the default one.
+
+    Raises:
+        MisuseError: it is another.
+    """
+    if tf.distribute.has_strategy() or strategy.num_replicas_in_sync != 1:
+        raise MisuseError(
+            f"Expected no tf.distribute strategy. Received: {type(strategy).__name__}. Its replicas would share "
+            "neither draw nor noise: build, compile and fit the model outside of the strategy's scope."
+        )
 
 
 def _dp_class(base: Any) -> Any:

@@ -26,7 +26,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp import keras_private
-from tfdp.errors import LossNotPerUnitError, MisuseError, UnsupportedLayerError
+from tfdp.errors import MisuseError, UnsupportedLayerError
 from tfdp.gradients import METHODS
 from tfdp.models import cross_unit_fault
 from tfdp.noise import GaussianNoise
@@ -169,14 +169,6 @@ class PrivateTrainStep:
     def _compiled_microbatch(self, keep_predictions: bool) -> Callable[..., Any]:
         def microbatch(x: Any, y: Any, sample_weight: Any, unit_weight: Any) -> Any:
             sums, _, losses, y_pred = self._sums(self._model, x, y, sample_weight, unit_weight, self._plan.clip_norm)
-            added = [
-                layer.name for layer in keras_private.flatten_layers(self._model) if keras_private.own_losses(layer)
-            ]
-            if added:
-                raise LossNotPerUnitError(
-                    f"Expected no loss but the compiled one. Received: add_loss in {', '.join(added)}, which is taken "
-                    "over the batch. Move it into the compiled loss."
-                )
             return sums, losses, y_pred if keep_predictions else None
 
         return tf.function(microbatch, autograph=False, jit_compile=self._jit_compile)

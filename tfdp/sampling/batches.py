@@ -67,11 +67,17 @@ class PrivateBatch(dict[str, Any]):
     def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
         self._refuse()
 
+    @property
+    def shape(self) -> NoReturn:
+        """What Keras asks for first where a distribution strategy makes it build the model from the data."""
+        self._refuse()
+
     def _refuse(self) -> NoReturn:
         raise MisuseError(
             "Expected batches of poisson_batches in a private fit. Received: one of them as the input of a model. "
-            "Train with model.fit(batches, ..., callbacks=[tfdp.PrivacyCallback(plan, ledger=...)]), and compile with "
-            "tfdp.dp_optimizer; evaluate and predict on ordinary batches of the records."
+            "Train with model.fit(batches, ..., callbacks=[tfdp.PrivacyCallback(plan, ledger=...)]), compile with "
+            "tfdp.dp_optimizer, and do both outside of a tf.distribute strategy; evaluate and predict on ordinary "
+            "batches of the records."
         )
 
 
