@@ -1,0 +1,178 @@
+"""`tfdp train`."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from tfdp import read_ledger
+from tfdp.cli import main
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_SPEC = """
+schema_version: "1.0"
+claim:
+  epsilon: 9
+  delta: 1e-4
+  privacy_unit: {{kind: user, description: one writer, id_field: writer, max_records_per_unit: 1{selection}}}
+  adjacency: add_or_remove_one
+  data_accesses: [training]
+data: {{num_units: {units}, size_is_public: true}}
+mechanism: {{clip_norm: 1.0, noise_multiplier: {noise}}}
+sampling: {{scheme: poisson, expected_batch_size: 8, steps: 4}}
+"""
+_UNITS = 37  # of 40 writers, by the digests of their names
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Writes spec and data; gives the arguments that name them."""
+    texts = ["the cat sat on the mat", "a dog ran home", "on the mat sat a cat"]
+    rows = [{"body": f"{texts[i % 3]} {i % 7}", "writer": f"w{i}"} for i in range(40)]
+
+    def write(*, units=_UNITS, noise=1.0, selection="", extra=()):
+        (tmp_path / "spec.yaml").write_text(_SPEC.format(units=units, noise=noise, selection=selection))
+        lines = [json.dumps(row) + "\n" for row in [*rows, *extra]]
+        (tmp_path / "mails.jsonl").write_text("".join(lines))
+        options = {"--spec": "spec.yaml", "--data": "mails.jsonl", "--out": "run"}
+        named = [part for name, file in options.items() for part in (name, str(tmp_path / file))]
+        return [*named, "--text-field", "body", "--sequence-length", "24"]
+
+    return write
+
+
+@pytest.fixture
+def run(capsys, monkeypatch):
+    """Runs `tfdp train`; gives exit code, stdout, stderr."""
+    monkeypatch.setenv("COLUMNS", "140")
+    monkeypatch.setenv("TERM", "dumb")
+
+    def call(*arguments):
+        with pytest.raises(SystemExit) as caught:
+            main(["train", *map(str, arguments)])
+        out, err = capsys.readouterr()
+        return caught.value.code or 0, out, err
+
+    return call
+
+
+def test_a_run_from_one_command_to_its_card(files, tmp_path):
+    arguments = [*files(), "--model", "gpt2:tiny"]
+    environment = {**os.environ, "COLUMNS": "140", "TERM": "dumb", "PYTHONPATH": str(_ROOT)}
+    environment.pop("TF_CPP_MIN_LOG_LEVEL", None)
+    code = "from tfdp.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "train", *arguments], capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.stderr == ""  # nothing of TensorFlow's start
+    assert done.returncode == 0
+    for part in (
+        "37 to train on, 3 held out",
+        "4 in 1 epochs of 4",
+        "noise multiplier",
+        "epsilon: ",
+        "perplexity after",
+    ):
+        assert part in done.stdout
+    assert read_ledger(tmp_path / "run" / "ledger.jsonl").steps == 4
+    card = json.loads((tmp_path / "run" / "MODEL_CARD.json").read_text())
+    assert card["provenance"]["model"]["name"] == "gpt2:tiny"
+    assert card["data"]["source"] == "mails.jsonl, field body"
+    assert card["utility"]["metrics"][0]["n"] == 3
+    assert "w1" not in done.stdout
+    assert (tmp_path / "run" / "MODEL_CARD.html").exists()
+
+
+def test_the_public_model_takes_adapters_and_a_second_call_is_refused(run, files, tmp_path):
+    arguments = [*files(), "--model", "gpt2:demo", "--lora-rank", "2", "--holdout", "0", "--optimizer", "sgd"]
+    arguments[arguments.index("--spec") + 1] = str(tmp_path / "forty.yaml")
+    (tmp_path / "forty.yaml").write_text(_SPEC.format(units=40, noise=1.0, selection=""))
+    code, out, err = run(*arguments)
+    assert (code, err) == (0, "")
+    assert "perplexity" not in out
+    card = json.loads((tmp_path / "run" / "MODEL_CARD.json").read_text())
+    assert card["utility"]["metrics"] == []
+    assert card["provenance"]["model"]["trainable_parameters"] < 20_000
+    ledger = (tmp_path / "run" / "ledger.jsonl").read_bytes()
+    code, _, err = run(*arguments)
+    assert code == 1
+    assert "all 4 steps spent" in err
+    (tmp_path / "forty.yaml").write_text(_SPEC.format(units=40, noise=1.1, selection=""))
+    code, _, err = run(*arguments)
+    assert code == 1
+    assert "under another one" in err
+    assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == ledger
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"units": 40}, "write num_units: 37"),
+        ({"extra": [{"body": "again", "writer": "w1"}]}, "1 of 40 ids with several records"),
+        ({"extra": [{"body": 7, "writer": "w99"}]}, "line 41: expected text in 'body'"),
+        ({"extra": [{"body": "anonymous"}]}, "line 41: expected the field 'writer'"),
+        ({"selection": ", selection: random_chunk"}, "random_chunk"),
+    ],
+)
+def test_data_that_do_not_fit_the_spec_are_refused(run, files, tmp_path, changes, message):
+    code, _, err = run(*files(**changes), "--model", "gpt2:tiny")
+    assert code == 1
+    assert message in err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_selection_in_the_spec_keeps_one_record(run, files, tmp_path):
+    extra = [{"body": "a much longer text than the first one", "writer": "w1"}]
+    code, _, err = run(*files(selection=", selection: longest", extra=extra, units=35), "--model", "gpt2:tiny")
+    assert code == 1
+    assert "write num_units: 37" in err  # one of w1, and no complaint about it
+
+
+def test_a_spec_that_does_not_pass_review_trains_nothing(run, files, tmp_path):
+    code, out, _ = run(*files(noise=0.3), "--model", "gpt2:tiny")
+    assert code == 1
+    assert "PS020" in out
+    assert not (tmp_path / "run").exists()
+
+
+def test_review_comes_before_tensorflow(files):
+    arguments = [*files(noise=0.3), "--model", "gpt2:tiny"]
+    code = (
+        "import sys\nfrom tfdp.cli import main\ntry:\n    main()\nexcept SystemExit as end:\n"
+        "    print(end.code, sorted({'tensorflow', 'keras'} & set(sys.modules)))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code, "train", *arguments], capture_output=True, text=True, env=environment, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "1 []"
+
+
+def test_wrong_calls(run, files):
+    for extra in (
+        ["--id-field", "body"],
+        ["--lora-rank", "0"],
+        ["--holdout", "1"],
+        ["--learning-rate", "0"],
+        ["--learning-rate", "nan"],
+        ["--epochs", "3"],
+    ):
+        code, _, err = run(*files(), "--model", "gpt2:tiny", *extra)
+        assert code == 2, extra
+        assert err
+    code, _, err = run("--model", "gpt2:tiny")
+    assert code == 2
+    assert "--spec" in err
+
+
+def test_what_is_no_model_is_refused(run, files, tmp_path):
+    code, _, err = run(*files(), "--model", tmp_path)
+    assert code == 1
+    assert "save_to_preset" in err
