@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tfdp.demo import corpus, public_model
-from tfdp.demo.perplexity import Perplexity, perplexity, token_bytes
 from tfdp.errors import DataError
+from tfdp.evaluation import perplexity, token_bytes
 
 _TEXT = "Return the number of items.\n\n    Raises ValueError if it is empty — naïvely \x00\t."
 
@@ -66,18 +66,6 @@ def test_perplexity_equals_one_record_after_the_other(model, tokenizer):
     assert result.perplexity == pytest.approx(math.exp(sum(losses) / tokens), rel=1e-4)
     text_bytes = len(b"Return the number of items.x") + len(_TEXT.encode())
     assert result.bits_per_byte == pytest.approx(sum(losses) / math.log(2) / text_bytes, rel=1e-4)
-
-
-def test_interval_holds_the_truth_as_often_as_it_says():
-    generator = np.random.default_rng(0)
-    inside = 0
-    for _ in range(1000):
-        tokens = generator.integers(5, 60, 400)
-        losses = tokens * 2.0 + generator.normal(0.0, np.sqrt(tokens)) * 3.0
-        low, high = Perplexity(losses, tokens, tokens).interval()
-        inside += low <= math.exp(2.0) <= high
-    # 0.95 of 1000 with standard deviation 6.9; the bounds are five of them away (false alarm below 1e-6).
-    assert 915 <= inside <= 985
 
 
 def test_empty_records_are_refused(model):
