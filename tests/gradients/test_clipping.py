@@ -109,18 +109,20 @@ def test_with_dropout_norm_and_sum_come_from_one_forward_pass(oracle, method):
     oracle.shaken(model, 1.0)
     data = oracle.records("gpt2", 1)
     data = (*data[:2], np.full_like(data[2], 1e3))
-    huge, small = oracle.traced(model, 1.0, method=method), oracle.traced(model, 1e9, method=method)
-    sizes, clipped = [], []
-    for _ in range(40):
-        sums, norms, _ = huge(data, [1.0])
+    run = oracle.traced(model, 1.0, method=method)
+    clipped = []
+    for _ in range(40 if method == "bookkeeping" else 10):
+        sums, norms, _ = run(data, [1.0])
         assert norms[0] > 100.0
-        sizes.append(np.linalg.norm(oracle.flat(sums)))
-        clipped.append(oracle.flat(sums)[:50])
-        sums, norms, _ = small(data, [1.0])
-        np.testing.assert_allclose(np.linalg.norm(oracle.flat(sums)), norms[0], rtol=1e-5)
-    assert max(sizes) <= 1.0 + 1e-5
-    assert min(sizes) >= 1.0 - 1e-5
+        clipped.append(oracle.flat(sums))
+    sizes = np.linalg.norm(clipped, axis=1)
+    assert sizes.max() <= 1.0 + 1e-5
+    assert sizes.min() >= 1.0 - 1e-5
     assert np.std(clipped, axis=0).max() > 1e-4  # dropout was on
+    run = oracle.traced(model, 1e9, method=method)
+    for _ in range(5):  # and unclipped the sum has the norm that was reported
+        sums, norms, _ = run(data, [1.0])
+        np.testing.assert_allclose(np.linalg.norm(oracle.flat(sums)), norms[0], rtol=1e-5)
 
 
 def test_adding_a_unit_moves_the_sum_by_at_most_the_clip_norm(oracle):

@@ -96,7 +96,7 @@ def test_the_mask_that_the_model_hands_on(oracle, weights, reduction):
     _, *rest = _data(weights)
     x = np.array([[3, 0, 0, 0], [1, 2, 3, 0], [8, 7, 6, 5]], "int32")
     reference = oracle.reference_of(model, (x, *rest))
-    for method in ("bookkeeping", "vectorized"):
+    for method in ["bookkeeping"] if weights else ["bookkeeping", "vectorized"]:
         oracle.assert_agrees(oracle.private(model, (x, *rest), 0.5, method=method), reference, 0.5)
     with_mask = model.compute_loss(y=tf.constant(rest[0][:1]), y_pred=model(x[:1]))
     plain = tf.constant(np.asarray(model(x[:1])))

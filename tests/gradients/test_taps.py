@@ -194,6 +194,28 @@ def test_a_table_tied_by_hand(oracle):
     oracle.assert_agrees(result, oracle.reference_of(model, data), 0.1)
 
 
+def test_a_table_read_by_another_layer_with_a_rule():
+    """A head's call is tapped for its bias; what it calls may still read what is not its own."""
+
+    class ByHand(keras.layers.Layer):
+        def __init__(self, table):
+            super().__init__()
+            self.table, self.input_dim, self.output_dim = table, table.input_dim, table.output_dim
+
+        def call(self, x, reverse=True):
+            return keras.ops.matmul(x, keras.ops.transpose(self.table.embeddings))
+
+    table = keras.layers.Embedding(7, WIDTH)
+    table.build()
+    head = keras_hub.layers.MaskedLMHead(token_embedding=ByHand(table))
+
+    def forward(model, ids):
+        return model.head(model.table(ids), mask_positions=tf.zeros([ids.shape[0], 2], tf.int32))
+
+    message = _refusal(_made(forward, _ids(), table=table, head=head), _ids())
+    assert "1 that are read outside the call of the layer that holds them" in message
+
+
 def _tied_in(place):
     """The same projection, hidden in something that is traced on its own."""
 

@@ -4,8 +4,8 @@ During one forward pass, every layer that holds trainable variables has its `cal
 the inputs and the output before activation, and watches that output on the tape, so that one backward pass
 to the recorded outputs gives all that the rules need (book-keeping, Bu et al. 2023, arXiv 2210.00038).
 
-A variable that is read outside a tapped call would have a gradient that no rule sees. A second tape, stopped inside
-tapped calls, watches for exactly that.
+A variable that is read outside the tapped calls of its own layer would have a gradient that no rule sees. More tapes,
+one for what lies outside of all tapped calls and one for each call, watch for exactly that.
 """
 
 from __future__ import annotations
@@ -45,30 +45,32 @@ class Recording:
 
     Attributes:
         tape: watches the recorded outputs; still recording until the block that made it ends.
-        outside: watches variables that are read outside the recorded calls.
+        watchers: tapes that list the variables read outside of all tapped calls, and in those now open.
+        strays: `id` of the variables that a tapped call read although they are not of its layer.
         graph: the graph that the pass is traced into, None when it runs eagerly.
     """
 
     tape: tf.GradientTape
-    outside: tf.GradientTape
+    watchers: list[tf.GradientTape]
     graph: Any
     calls: list[Call] = dataclasses.field(default_factory=list)
-    depth: int = 0
+    strays: set[int] = dataclasses.field(default_factory=set)
 
     def read_outside(self, variables: list[Any]) -> list[Any]:
-        """Trainable variables that were read outside every tapped call."""
-        seen = {id(v) for v in self.outside.watched_variables()}
+        """Trainable variables that were read outside the tapped calls of the layers that hold them."""
+        seen = self.strays | {id(v) for v in self.watchers[0].watched_variables()}
         return [v for v in variables if id(v.value) in seen]
 
     @contextlib.contextmanager
-    def inside(self) -> Iterator[None]:
-        """For the length of a tapped call, which may hold another one."""
-        self.depth += 1
-        try:
-            with self.outside.stop_recording() if self.depth == 1 else contextlib.nullcontext():
+    def inside(self, own: set[int]) -> Iterator[None]:
+        """For the length of a tapped call, which may hold another one, of a layer with these variables."""
+        with self.watchers[-1].stop_recording(), tf.GradientTape() as watcher:
+            self.watchers.append(watcher)
+            try:
                 yield
-        finally:
-            self.depth -= 1
+            finally:
+                self.watchers.pop()
+        self.strays |= {id(v) for v in watcher.watched_variables()} - own
 
 
 @contextlib.contextmanager
@@ -87,14 +89,15 @@ def record(model: Any, batch_size: int) -> Iterator[Recording]:
     with contextlib.ExitStack() as stack:
         tape = stack.enter_context(tf.GradientTape(watch_accessed_variables=False))
         outside = stack.enter_context(tf.GradientTape())
-        recording = Recording(tape, outside, _graph())
+        recording = Recording(tape, [outside], _graph())
         for layer in keras_private.flatten_layers(model):
             hidden = rules.hides_calls(layer, trainable)
             if hidden is not None:
                 raise UnsupportedLayerError(hidden)
-            if any(id(v) in trainable for v in keras_private.own_variables(layer)):
-                rule = rules.rule_for(layer)
-                stack.enter_context(keras_private.replaced_call(layer, _tapping(layer, rule, recording, batch_size)))
+            own = keras_private.own_variables(layer)
+            if any(id(v) in trainable for v in own):
+                tap = _tapping(layer, rules.rule_for(layer), {id(v.value) for v in own}, recording, batch_size)
+                stack.enter_context(keras_private.replaced_call(layer, tap))
         yield recording
 
 
@@ -121,7 +124,7 @@ def _graph() -> Any:
     return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
-def _tapping(layer: Any, rule: rules.Rule, recording: Recording, batch_size: int) -> Any:
+def _tapping(layer: Any, rule: rules.Rule, own: set[int], recording: Recording, batch_size: int) -> Any:
     name = f"layer '{layer.name}' ({type(layer).__name__})"
 
     def make(original: Any) -> Any:
@@ -138,7 +141,7 @@ def _tapping(layer: Any, rule: rules.Rule, recording: Recording, batch_size: int
             bound.apply_defaults()
             options = dict(bound.arguments)
             inputs = options.pop(next(iter(signature.parameters)))
-            with recording.inside(), rule.without_finish(layer):
+            with recording.inside(own), rule.without_finish(layer):
                 output = original(*args, **kwargs)
             for role, tensor in (("input", inputs), ("output", output)):
                 if not isinstance(tensor, tf.Tensor):

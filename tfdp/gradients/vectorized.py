@@ -1,8 +1,10 @@
 """TensorFlow Privacy's vectorized path: per-unit gradients by a jacobian, clipped under `vectorized_map`.
 
 Reference and fallback: it forms every per-unit gradient, so it is slow and large, but it needs no rule. The jacobian
-takes all units through one backward pass each, in which a NaN of one unit meets the zeros of the others and spoils them
-all; where that happens, the units are taken one at a time instead. The only file that imports tensorflow_privacy.
+takes the whole batch through a backward pass for each unit, in which a NaN of one unit meets the zeros of the others
+and spoils them all; where that happens, the units are taken one at a time instead.
+
+The only file that imports tensorflow_privacy.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdp.errors import UnsupportedLayerError
-from tfdp.gradients.clipping import clip_factors
+from tfdp.gradients.clipping import clip_factors, scaled
 from tfdp.gradients.losses import per_unit_losses
 
 
@@ -39,62 +41,64 @@ def clipped_sums(
     model: Any, x: Any, y: Any, sample_weight: Any, unit_weight: Any, clip_norm: float
 ) -> tuple[list[Any], Any, Any, Any]:
     """Same contract as `tfdp.gradients.bookkeeping.clipped_sums`, by per-unit gradients."""
-    units = unit_weight.shape[0]
-    jacobians, losses, y_pred = _per_unit_gradients(model, x, y, sample_weight, units)
-    norms = tf.sqrt(tf.add_n([tf.reduce_sum(j**2, list(range(1, len(j.shape)))) for j in jacobians]))
-
-    def together() -> tuple[list[Any], Any]:
-        return _clipped(jacobians, norms, unit_weight, clip_norm), tf.where(unit_weight > 0, norms, 0.0)
-
-    def one_at_a_time() -> tuple[list[Any], Any]:
-        return _one_at_a_time(model, (x, y, sample_weight), unit_weight, clip_norm)
-
-    sums, norms = tf.cond(tf.reduce_all(tf.math.is_finite(norms)), together, one_at_a_time)
-    return sums, norms, tf.where(unit_weight > 0, losses, 0.0), y_pred
-
-
-def _per_unit_gradients(model: Any, x: Any, y: Any, sample_weight: Any, units: int) -> tuple[list[Any], Any, Any]:
-    """(gradients [units, *shape] float32 per variable, losses [units], y_pred)."""
-    variables = model.trainable_variables
-    with tf.GradientTape(watch_accessed_variables=False) as tape:
-        for variable in variables:
-            tape.watch(variable.value)
-        y_pred = model(x, training=True)
-        losses = per_unit_losses(model, y, y_pred, sample_weight, units, tf.nest.flatten(x)[0].shape[0] // units)
-    jacobians = tape.jacobian(losses, [v.value for v in variables], unconnected_gradients=tf.UnconnectedGradients.NONE)
-    unused = [v.path for v, jacobian in zip(variables, jacobians, strict=True) if jacobian is None]
+    data = (x, y, sample_weight)
+    tape, losses, y_pred = _forward(model, data, unit_weight.shape[0])
+    variables = [v.value for v in model.trainable_variables]
+    jacobians = tape.jacobian(losses, variables, unconnected_gradients=tf.UnconnectedGradients.NONE)
+    unused = [v.path for v, j in zip(model.trainable_variables, jacobians, strict=True) if j is None]
     if unused:
         raise UnsupportedLayerError(
             f"Expected every trainable variable to take part in the loss. Received: {', '.join(sorted(unused)[:5])}, "
             "which do not. Freeze what should not train (layer.trainable = False)."
         )
-    return [tf.cast(tf.convert_to_tensor(jacobian), tf.float32) for jacobian in jacobians], losses, y_pred
+    jacobians = [_float32(jacobian) for jacobian in jacobians]
+    squared = tf.add_n([tf.reduce_sum(j**2, list(range(1, len(j.shape)))) for j in jacobians])
+
+    def together() -> tuple[list[Any], Any]:
+        factors, norms = clip_factors(squared, clip_norm, unit_weight)
+        clipped = tf.vectorized_map(lambda gradients: clip_gradients_vmap(gradients, clip_norm), jacobians)
+        present = [tf.reshape(factors.values > 0, [-1] + [1] * (len(g.shape) - 1)) for g in clipped]
+        return [tf.reduce_sum(tf.where(mask, g, 0.0), 0) for mask, g in zip(present, clipped, strict=True)], norms
+
+    def one_at_a_time() -> tuple[list[Any], Any]:
+        return _one_at_a_time(model, data, unit_weight, clip_norm)
+
+    sums, norms = tf.cond(tf.reduce_all(tf.math.is_finite(squared)), together, one_at_a_time)
+    return sums, norms, tf.where(unit_weight > 0, losses, 0.0), y_pred
 
 
-def _clipped(jacobians: list[Any], norms: Any, unit_weight: Any, clip_norm: float) -> list[Any]:
-    factors, _ = clip_factors(norms**2, clip_norm, unit_weight)
-    clipped = tf.vectorized_map(lambda gradients: clip_gradients_vmap(gradients, clip_norm), jacobians)
-    present = [tf.reshape(factors.values > 0, [-1] + [1] * (len(g.shape) - 1)) for g in clipped]
-    return [tf.reduce_sum(tf.where(mask, g, 0.0), 0) for mask, g in zip(present, clipped, strict=True)]
+def _float32(gradient: Any) -> Any:
+    return tf.cast(tf.convert_to_tensor(gradient), tf.float32)
+
+
+def _forward(model: Any, data: Any, units: int) -> tuple[tf.GradientTape, Any, Any]:
+    """(tape that watches the variables, losses [units], y_pred)."""
+    x, y, sample_weight = data
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        for variable in model.trainable_variables:
+            tape.watch(variable.value)
+        y_pred = model(x, training=True)
+        losses = per_unit_losses(model, y, y_pred, sample_weight, units, tf.nest.flatten(x)[0].shape[0] // units)
+    return tape, losses, y_pred
 
 
 def _one_at_a_time(model: Any, data: Any, unit_weight: Any, clip_norm: float) -> tuple[list[Any], Any]:
     """(sums, norms [units]), from one forward and backward pass per unit."""
     units = unit_weight.shape[0]
+    variables = [v.value for v in model.trainable_variables]
 
     def body(index: Any, sums: list[Any], norms: Any) -> tuple[Any, list[Any], Any]:
         def unit(leaf: Any) -> Any:
             return None if leaf is None else tf.reshape(leaf, [units, -1, *leaf.shape[1:]])[index]
 
-        x, y, sample_weight = tf.nest.map_structure(unit, data)
-        gradients, _, _ = _per_unit_gradients(model, x, y, sample_weight, 1)
-        norm = tf.sqrt(tf.add_n([tf.reduce_sum(gradient**2) for gradient in gradients]))
-        added = _clipped(gradients, norm[None], unit_weight[index][None], clip_norm)
-        shown = tf.where(unit_weight[index] > 0, norm, 0.0)
-        norms = tf.tensor_scatter_nd_update(norms, [[index]], [shown])
-        return index + 1, [one + other for one, other in zip(sums, added, strict=True)], norms
+        tape, losses, _ = _forward(model, tf.nest.map_structure(unit, data), 1)
+        gradients = [_float32(gradient)[None] for gradient in tape.gradient(losses, variables)]
+        squared = tf.add_n([tf.reduce_sum(gradient**2) for gradient in gradients])
+        factors, norm = clip_factors(squared[None], clip_norm, unit_weight[index][None])
+        sums = [total + scaled(gradient, factors)[0] for total, gradient in zip(sums, gradients, strict=True)]
+        return index + 1, sums, tf.tensor_scatter_nd_update(norms, [[index]], norm)
 
-    zeros = [tf.zeros(variable.shape) for variable in model.trainable_variables]
+    zeros = [tf.zeros(variable.shape) for variable in variables]
     loop = (tf.constant(0), zeros, tf.zeros([units]))
     _, sums, norms = tf.while_loop(lambda index, *_: index < units, body, loop, parallel_iterations=1)
     return sums, norms
