@@ -146,6 +146,7 @@ def poisson_batches(
     def draw() -> list[Array]:
         return _draw_batch(sampler, source, size)
 
+    @tf.autograph.experimental.do_not_convert
     def element(_: Any) -> dict[str, Any]:
         # Stateful, so that TensorFlow neither folds nor shares nor caches it.
         number, weight, *values = tf.numpy_function(draw, [], dtypes, stateful=True)
