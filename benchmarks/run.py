@@ -83,14 +83,18 @@ def main() -> None:
                 "",
                 "## One step",
                 "",
-                "GPT-2 with a vocabulary of 8000, 4 layers, 4 heads, width 256, 128 tokens, 16 sequences in a microbatch, "
-                "Adam, no XLA. LoRA has rank 8 on query and value. Private is the whole step of a fit: sampler, ledger, "
-                f"clipping, noise, update. Interleaved in one process, medians of {arguments.rounds} rounds.",
+                (
+                    "GPT-2 with a vocabulary of 8000, 4 layers, 4 heads, width 256, 128 tokens, 16 sequences in a microbatch, "
+                    "Adam, no XLA. LoRA has rank 8 on query and value. Private is the whole step of a fit: sampler, ledger, "
+                    f"clipping, noise, update. Interleaved in one process, medians of {arguments.rounds} rounds."
+                ),
                 "",
                 *steps,
                 "",
-                "Noise share: the time to draw the noise of one step, over that of the private step; "
-                f"the goal for LoRA is {100 * NOISE_GOAL:.0f}%.",
+                (
+                    "Noise share: the time to draw the noise of one step, over that of the private step; "
+                    f"the goal for LoRA is {100 * NOISE_GOAL:.0f}%."
+                ),
                 "",
                 "## Peak memory above start, in processes of their own",
                 "",
@@ -98,8 +102,10 @@ def main() -> None:
                 "",
                 "## Tracing",
                 "",
-                f"A fit of {traces['steps']} steps, with 0 to many microbatches in a step, traced its step "
-                f"{traces['traces']} time(s).",
+                (
+                    f"A fit of {traces['steps']} steps, with 0 to many microbatches in a step, traced its step "
+                    f"{traces['traces']} time(s)."
+                ),
                 "",
                 "## Drawing a batch",
                 "",

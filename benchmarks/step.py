@@ -93,7 +93,7 @@ def plain_step(model: Any) -> Callable[[], Any]:
 
 
 def private_step(model: Any) -> Callable[[], Any]:
-    """What a private `fit` does at every step: sampler, ledger, clipping, noise, update. Every batch has 16 sequences."""
+    """A step of a private `fit`: sampler, ledger, clipping, noise, update. Every batch has 16 sequences."""
     plan = benchmark_plan()
     compile_model(model, tfdp.dp_optimizer("adam", plan, learning_rate=1e-4))
     callback = PrivacyCallback(plan, ledger=Path(tempfile.mkdtemp()) / "ledger.jsonl")
