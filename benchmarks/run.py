@@ -32,7 +32,7 @@ def verdict(reached: bool) -> str:
 
 def step_table(rounds: int) -> list[str]:
     lines = [
-        "| training | plain | private | ratio (quartiles) | goal | TF Privacy | private faster by | goal | noise share |",
+        "| training | plain | private | ratio (quartiles) | goal | TF Privacy | faster by | goal | noise share |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for train, goal in GOALS.items():
@@ -84,9 +84,10 @@ def main() -> None:
                 "## One step",
                 "",
                 (
-                    "GPT-2 with a vocabulary of 8000, 4 layers, 4 heads, width 256, 128 tokens, 16 sequences in a microbatch, "
-                    "Adam, no XLA. LoRA has rank 8 on query and value. Private is the whole step of a fit: sampler, ledger, "
-                    f"clipping, noise, update. Interleaved in one process, medians of {arguments.rounds} rounds."
+                    "GPT-2 with a vocabulary of 8000, 4 layers, 4 heads, width 256, 128 tokens, 16 sequences in a "
+                    "microbatch, Adam, no XLA. LoRA has rank 8 on query and value. Private is the whole step of a fit: "
+                    "sampler, ledger, clipping, noise, update. Interleaved in one process, medians of "
+                    f"{arguments.rounds} rounds."
                 ),
                 "",
                 *steps,
