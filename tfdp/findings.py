@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import enum
+import unicodedata
 from collections.abc import Iterable
 
 from pydantic import BaseModel, ConfigDict
+
+# Control, format, surrogate, unassigned to anyone (private use), and the two separators that break lines.
+_STEERING = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
 
 
 class Severity(enum.StrEnum):
@@ -40,7 +44,25 @@ class Finding(BaseModel):
     def __str__(self) -> str:
         position = [str(part) for part in (self.file, self.line, self.column) if part is not None]
         prefix = ":".join(position) + ": " if position else ""
-        return f"{prefix}{self.id} {self.severity.value}: {self.where}: {self.message} {self.fix}"
+        return printable(f"{prefix}{self.id} {self.severity.value}: {self.where}: {self.message} {self.fix}")
+
+
+def printable(text: str) -> str:
+    r"""The text with everything that could steer a terminal or hide a word written out, such as an escape as \x1b.
+
+    Field names, file names and quoted values come from files that somebody else wrote: control characters, lone
+    surrogates, line separators and marks that reverse the direction of reading are shown, not sent.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_visible(character) for character in text)
+
+
+def _visible(character: str) -> str:
+    if unicodedata.category(character) not in _STEERING:
+        return character
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def errors(findings: Iterable[Finding]) -> list[Finding]:

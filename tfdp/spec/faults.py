@@ -11,9 +11,12 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
-from tfdp.findings import Finding, Severity
+from tfdp.findings import Finding, Severity, printable
 from tfdp.spec.fields import MAX_COUNT
 from tfdp.spec.reading import Path, Position, ReadingError
+
+_MOST = 100  # faults that are told of one document
+_LONGEST = 200  # characters of a path or of a number: both can be as long as the file
 
 # Without these there is no claim at all.
 _CLAIM_FIELDS: tuple[Path, ...] = (
@@ -47,7 +50,7 @@ def dotted(path: Path) -> str:
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}"
-    return text.lstrip(".") or "spec"
+    return printable(text.removeprefix("."))[:_LONGEST] or "spec"
 
 
 def place(positions: Mapping[Path, Position], path: Path, *, key: bool = False) -> tuple[int | None, int | None]:
@@ -82,7 +85,7 @@ def field_findings(
 ) -> list[Finding]:
     """One finding per pydantic error, in the order of the file."""
     findings = []
-    for detail in details:
+    for detail in details[:_MOST]:
         path = tuple(detail["loc"])
         id, message, fix = _explain(detail, path, model)
         line, column = place(positions, path, key=detail["type"] == "extra_forbidden")
@@ -112,14 +115,14 @@ def _explain(detail: ErrorDetails, path: Path, model: type[BaseModel]) -> tuple[
     if kind == "missing":
         return "PS000", "expected this field, received nothing.", _help(model, path).replace("Correct it; ", "Add ", 1)
     if kind == "extra_forbidden":
-        return "PS000", f"expected a known field, received {str(path[-1])!r}.", _suggestion(model, path)
+        return "PS000", f"expected a known field, received {_shown(str(path[-1]))}.", _suggestion(model, path)
     if kind == "finite_number" or (isinstance(value, float) and not math.isfinite(value)):
         return "PS002", f"expected a finite number, {received}", "Write a finite number."
     if kind in ("float_type", "int_type"):
         expected = f"expected {_KINDS[kind]}, {received}"
         if isinstance(value, bool):
             return "PS002", expected, "Write the number: true and false are not 1 and 0 here."
-        if isinstance(value, str) and _NUMBER.fullmatch(value):
+        if isinstance(value, str) and len(value) <= _LONGEST and _NUMBER.fullmatch(value):
             return "PS002", expected, f"Write {value.strip()} without quotes."
         if isinstance(value, int):
             return (
@@ -138,7 +141,7 @@ def _explain_value(
     match kind:
         case "literal_error":
             choices = _choices(model, path)
-            close = difflib.get_close_matches(str(value), choices, 1)
+            close = difflib.get_close_matches(str(value)[:_LONGEST], choices, 1)
             fix = (
                 f"Did you mean {close[0]}?" if close else f"Write {'one of them' if len(choices) > 1 else choices[0]}."
             )
@@ -176,13 +179,13 @@ def _shown(value: Any) -> str:
             return "a list"
         case int() if value.bit_length() > 200:
             return f"a number of {value.bit_length()} bits"
-    text = repr(value)
+    text = repr(value[:_LONGEST] if isinstance(value, str) else value)
     return text if len(text) <= 80 else f"{text[:76]}...{text[-1]}"
 
 
 def _suggestion(model: type[BaseModel], path: Path) -> str:
     """The nearest known name beside an unknown one, or the place where the same name is known."""
-    name = str(path[-1])
+    name = str(path[-1])[:_LONGEST]
     siblings = _section(model, path[:-1])
     names = list(siblings.model_fields) if siblings else []
     if close := difflib.get_close_matches(name, names, 1, cutoff=0.6):

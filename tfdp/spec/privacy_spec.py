@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pathlib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -26,11 +25,11 @@ from tfdp.spec.fields import (
     Tuning,
     Waiver,
 )
-from tfdp.spec.reading import Document, Format, Path, Position, ReadingError, read
+from tfdp.spec.files import format_of, read_text
+from tfdp.spec.reading import Document, Format, Path, Position, ReadingError, read, read_all
 from tfdp.spec.schedule import Schedule, schedule
 
 SCHEMA_ID = "urn:tfdp:schema:privacy-spec:1.0"
-_FORMATS: dict[str, Format] = {".yaml": "yaml", ".yml": "yaml", ".json": "json"}
 
 
 class PrivacySpec(Section):
@@ -72,24 +71,37 @@ class PrivacySpec(Section):
             SpecError: the file cannot be read, or is not a valid spec.
         """
         name = os.fspath(path)
-        if os.path.isdir(name):
-            raise _unreadable(name, "expected a privacy spec, received a directory.", "Name the file in it.")
-        format = _FORMATS.get(pathlib.PurePath(name).suffix.lower())
-        if format is None:
-            raise _unreadable(name, "expected a file named .yaml, .yml or .json, received another name.", "Rename it.")
         try:
-            text = pathlib.Path(name).read_bytes().decode("utf-8")
-        except FileNotFoundError:
-            raise _unreadable(
-                name, "expected a privacy spec, received a path where no file is.", "Check the path."
-            ) from None
-        except UnicodeDecodeError as error:
-            message = f"expected UTF-8 text, received byte 0x{error.object[error.start]:02x} at offset {error.start}."
-            raise _unreadable(name, message, "Save the file as UTF-8.") from None
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else str(error)
-            raise _unreadable(name, f"expected a readable file, received: {reason}.", "Check the path.") from None
+            text = read_text(name)
+            format = format_of(name)
+            if format is None:
+                raise ReadingError(
+                    "PS000", "expected a file named .yaml, .yml or .json, received another name.", "Rename it."
+                )
+        except ReadingError as error:
+            raise _invalid(name, [faults.reading_finding(error, name)]) from None
         return cls.from_text(text, format=format, name=name)
+
+    @classmethod
+    def all_from_text(
+        cls, text: str, format: Format = "yaml", name: str = "<text>"
+    ) -> tuple[list[PrivacySpec], list[Finding]]:
+        """Every spec of a text of one or more YAML documents, and the faults of those that are not valid."""
+        specs: list[PrivacySpec] = []
+        findings: list[Finding] = []
+        try:
+            documents = read_all(text, format)
+        except ReadingError as error:
+            return [], [faults.reading_finding(error, name)]
+        for document in documents:
+            if isinstance(document, ReadingError):
+                findings.append(faults.reading_finding(document, name))
+                continue
+            try:
+                specs.append(cls._validated(document, name))
+            except SpecError as error:
+                findings += error.findings
+        return specs, findings
 
     @classmethod
     def from_text(cls, text: str, format: Format = "yaml", name: str = "<text>") -> PrivacySpec:
@@ -177,8 +189,3 @@ def _invalid(name: str | None, findings: list[Finding]) -> SpecError:
     count = "1 fault" if len(findings) == 1 else f"{len(findings)} faults"
     lines = [f"expected a valid privacy spec, received {count} in {name or 'the values given'}:"]
     return SpecError("\n  ".join([*lines, *map(str, findings)]), findings)
-
-
-def _unreadable(name: str, message: str, fix: str) -> SpecError:
-    finding = Finding(id="PS000", severity=Severity.ERROR, where="spec", message=message, fix=fix, file=name)
-    return _invalid(name, [finding])

@@ -1,7 +1,9 @@
 """YAML and JSON to plain values, each with the line and column it came from.
 
-Only what a reviewer can read off the page is accepted: no key twice, no aliases, no tags, no merge keys, no second
-document. Numbers are checked later, by the fields.
+Only what a reviewer can read off the page is accepted: no key twice, no aliases, no tags, no merge keys. A file may
+hold several YAML documents (`read_all`), each a spec of its own. Numbers are checked later, by the fields.
+
+A text is untrusted: length, depth and the number of values are bounded, so that time and memory are.
 """
 
 from __future__ import annotations
@@ -15,13 +17,14 @@ from typing import Any, Literal, NoReturn
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.events import CollectionEndEvent, CollectionStartEvent
+from ruamel.yaml.events import CollectionEndEvent, CollectionStartEvent, NodeEvent
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 Format = Literal["yaml", "json"]
 Path = tuple[str | int, ...]
 
-MAX_CHARACTERS = 1 << 20
+MAX_CHARACTERS = 1 << 17
+MAX_VALUES = 10_000
 MAX_DEPTH = 32
 
 
@@ -55,10 +58,33 @@ class ReadingError(Exception):
 
 
 def read(text: str, format: Format) -> Document:
-    """Reads a text.
+    """Reads a text that holds one document.
 
     Raises:
         ReadingError: at the first fault of the notation itself.
+    """
+    documents = read_all(text, format)
+    for document in documents[1:]:
+        place = document if isinstance(document, ReadingError) else document.positions[()]
+        raise ReadingError(
+            "PS000",
+            "expected a single document, received another document.",
+            "Keep one of them, or give each a file of its own.",
+            line=place.line,
+            column=place.column,
+        )
+    if isinstance(documents[0], ReadingError):
+        raise documents[0]
+    return documents[0]
+
+
+def read_all(text: str, format: Format) -> list[Document | ReadingError]:
+    """Reads every document of a text, at least one; JSON holds one only.
+
+    A fault within one document stands in its place, so that the others can be reviewed all the same.
+
+    Raises:
+        ReadingError: the text cannot be cut into documents.
     """
     text = text.removeprefix("\ufeff")
     if len(text) > MAX_CHARACTERS:
@@ -72,27 +98,28 @@ def read(text: str, format: Format) -> Document:
             "PS000", "expected a privacy spec, received an empty document.", "Start from one in examples/specs."
         )
     try:
-        return _read_json(text) if format == "json" else _read_yaml(text)
+        return [_read_json(text)] if format == "json" else _read_yaml(text)
     except RecursionError:
         _too_deep()
 
 
-def _read_yaml(text: str) -> Document:
+def _read_yaml(text: str) -> list[Document | ReadingError]:
     if directive := re.search(r"^%.*", text, flags=re.MULTILINE):
         # "%YAML 1.1" would change what 010 or yes mean.
         line = text.count("\n", 0, directive.start()) + 1
         raise ReadingError(
-            "PS000", f"expected no directive, received {directive[0]!r}.", "Delete the line.", line=line, column=1
+            "PS000", f"expected no directive, received {directive[0][:80]!r}.", "Delete the line.", line=line, column=1
         )
     yaml = YAML(typ="safe", pure=True)
     try:
-        _check_depth(text)
-        root = yaml.compose(text)
+        _check_size(text)
+        roots = [root for root in yaml.compose_all(text) if not _is_blank(root)]
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
+        problem = " ".join((error.problem or error.context or "").split())
         raise ReadingError(
             "PS000",
-            f"expected YAML, received a syntax error: {error.problem or error.context}.",
+            f"expected YAML, received a syntax error: {problem}.",
             "Correct the notation at this place.",
             line=mark.line + 1 if mark else None,
             column=mark.column + 1 if mark else None,
@@ -101,20 +128,36 @@ def _read_yaml(text: str) -> Document:
         raise ReadingError(
             "PS000", f"expected YAML, received: {str(error).splitlines()[0]}.", "Is this the right file?"
         ) from None
-    if root is None:
+    except (ValueError, IndexError, OverflowError) as error:  # such as the escape of a character that does not exist
+        raise ReadingError("PS000", f"expected YAML, received: {error}.", "Correct the notation.") from None
+    if not roots:
         raise ReadingError(
             "PS000", "expected a privacy spec, received only comments.", "Start from one in examples/specs."
         )
-    return _YamlDocument(yaml).read(root)
+    documents: list[Document | ReadingError] = []
+    for root in roots:
+        try:
+            documents.append(_YamlDocument(yaml).read(root))
+        except ReadingError as error:
+            documents.append(error)
+    return documents
 
 
-def _check_depth(text: str) -> None:
-    """Stops at the first bracket too many: composing a long row of them would take time that grows with its square."""
-    depth = 0
+def _is_blank(root: Node | None) -> bool:
+    """Whether there is nothing between two `---`."""
+    return root is None or (isinstance(root, ScalarNode) and not root.value and root.style is None)
+
+
+def _check_size(text: str) -> None:
+    """Stops at the first bracket or value too many: composing a long row of them would take long."""
+    depth = values = 0
     for event in YAML(typ="safe", pure=True).parse(text):
         depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
+        values += isinstance(event, NodeEvent)
         if depth > MAX_DEPTH:
             _too_deep(event.start_mark.line + 1, event.start_mark.column + 1)
+        if values > MAX_VALUES:
+            _too_many(event.start_mark.line + 1, event.start_mark.column + 1)
 
 
 class _YamlDocument:
@@ -147,7 +190,7 @@ class _YamlDocument:
             return items
         if isinstance(node, ScalarNode):
             return self._scalar(node, path)
-        self._refuse(node, path, f"the tag {node.tag}", "Delete the tag.")
+        self._refuse(node, path, f"the tag {str(node.tag)[:80]}", "Delete the tag.")
 
     def _entries(self, node: MappingNode, path: Path) -> Iterator[tuple[str, Node]]:
         for key_node, child in node.value:
@@ -167,13 +210,15 @@ class _YamlDocument:
         if kind in ("str", "timestamp"):
             return str(node.value)
         if kind not in ("null", "bool", "int", "float"):
-            self._refuse(node, path, f"the tag {node.tag}", "Delete the tag.")
+            self._refuse(node, path, f"the tag {str(node.tag)[:80]}", "Delete the tag.")
         if node.style in ("'", '"', "|", ">"):
             self._refuse(node, path, f"a quoted text tagged as {kind}", "Write the value without quotes and tag.")
         try:
             return self._construct(node)
-        except ValueError:  # Python refuses to read a whole number of more than 4300 digits.
-            self._refuse(node, path, "a number that is too long", "Write a number in the usual range.")
+        except (ValueError, LookupError, ArithmeticError, AttributeError, TypeError):
+            # More than 4300 digits, a sign without a number, "!!bool maybe": the library fails in its own ways.
+            shown = str(node.value)[:80]
+            self._refuse(node, path, f"{shown!r}, which is too long or no {kind}", "Write a number in the usual range.")
 
     def _refuse(self, node: Node, path: Path, received: str, fix: str) -> NoReturn:
         line, column = _mark(node)
@@ -206,6 +251,7 @@ class _JsonDocument:
         self._scalars = json.JSONDecoder(parse_constant=self._constant)
         self._path: Path = ()
         self._at = 0
+        self._values = 0
 
     def read(self) -> Document:
         start = self._skip(0)
@@ -219,6 +265,9 @@ class _JsonDocument:
     def _value(self, at: int, path: Path) -> tuple[Any, int]:
         if len(path) > MAX_DEPTH:
             _too_deep(*self._place(at))
+        self._values += 1
+        if self._values > MAX_VALUES:
+            _too_many(*self._place(at))
         opening = self._text[at : at + 1]
         if opening == "{":
             return self._object(at, path)
@@ -296,7 +345,7 @@ class _JsonDocument:
 def _duplicate(key: str, path: Path, line: int, column: int, *, first: int) -> NoReturn:
     raise ReadingError(
         "PS002",
-        f"expected each field once, received {key!r} a second time (first on line {first}).",
+        f"expected each field once, received {key[:80]!r} a second time (first on line {first}).",
         "Keep one of the two: which one counts would depend on the reader.",
         line=line,
         column=column,
@@ -309,6 +358,16 @@ def _too_deep(line: int | None = None, column: int | None = None) -> NoReturn:
         "PS000",
         f"expected at most {MAX_DEPTH} levels, received more.",
         "Is this the right file?",
+        line=line,
+        column=column,
+    )
+
+
+def _too_many(line: int, column: int) -> NoReturn:
+    raise ReadingError(
+        "PS000",
+        f"expected at most {MAX_VALUES} values, received more.",
+        "Is this the right file? A spec is about a page long.",
         line=line,
         column=column,
     )
