@@ -107,7 +107,16 @@ def test_llama_layer_norm_is_the_one_that_llama_uses():
     backbone = keras_hub.models.LlamaBackbone(vocabulary_size=5, num_layers=1, **shape)
     norms = [layer for layer in keras_private.flatten_layers(backbone) if "norm" in layer.name]
     assert norms
-    assert {type(layer) for layer in norms} == {keras_private.llama_layer_norm()}
+    assert {type(layer) for layer in norms} == {keras_private.hub_class("llama.llama_layernorm:LlamaLayerNorm")}
+
+
+def test_a_replaced_method_is_found_on_its_class_again(nest):
+    with keras_private.replaced_attribute(nest, "compute_mask", len):
+        assert nest.compute_mask is len
+    assert "compute_mask" not in vars(nest)
+    with keras_private.replaced_attribute(nest, "scale", 2.0):
+        assert nest.scale == 2.0
+    assert nest.scale is nest.variables[0]
 
 
 def test_own_losses():

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -31,11 +32,40 @@ def set_keras_mask(tensor: Any, mask: Any) -> None:
     tensor._keras_mask = mask
 
 
-def llama_layer_norm() -> type:
-    """The root-mean-square norm of KerasHub's Llama family, which KerasHub does not export."""
-    from keras_hub.src.models.llama.llama_layernorm import LlamaLayerNorm
+# The root-mean-square norms of KerasHub's families: it exports none of them, and each family has its own copy.
+HUB_ROOT_MEAN_SQUARE_NORMS = (
+    "gemma.rms_normalization:RMSNormalization",
+    "gemma3.gemma3_layers:RMSNormalization",
+    "llama.llama_layernorm:LlamaLayerNorm",
+    "mistral.mistral_layer_norm:MistralLayerNormalization",
+    "mixtral.mixtral_layer_norm:MixtralLayerNormalization",
+    "phi3.phi3_layernorm:Phi3LayerNorm",
+    "qwen.qwen_layernorm:QwenLayerNorm",
+    "qwen3.qwen3_layernorm:Qwen3LayerNorm",
+    "qwen3_moe.qwen3_moe_layernorm:Qwen3MoeLayerNorm",
+    "qwen_moe.qwen_moe_layernorm:QwenMoeLayerNorm",
+    "roformer_v2.roformer_v2_attention:RoformerNorm",
+    "t5.t5_layer_norm:T5LayerNorm",
+)
 
-    return LlamaLayerNorm
+
+def hub_class(name: str) -> type:
+    """A layer class of a KerasHub model that KerasHub does not export, such as "llama.llama_layernorm:LlamaLayerNorm".
+
+    Nothing else imports from `keras_hub.src`: what is looked up here is what an upgrade of KerasHub can break.
+    """
+    module, attribute = name.split(":")
+    return getattr(importlib.import_module(f"keras_hub.src.models.{module}"), attribute)
+
+
+def masked_lm_output_kernel(head: Any) -> Any:
+    """The variable that an untied `keras_hub.layers.MaskedLMHead` multiplies with."""
+    return head._kernel
+
+
+def masked_lm_output_bias(head: Any) -> Any:
+    """The variable that a `keras_hub.layers.MaskedLMHead` adds to its logits."""
+    return head._bias
 
 
 def own_losses(layer: Any) -> list[Any]:
@@ -92,12 +122,16 @@ def replaced_call(layer: Any, make: Callable[[Callable[..., Any]], Callable[...,
 @contextlib.contextmanager
 def replaced_attribute(layer: Any, name: str, value: Any) -> Iterator[None]:
     """Give `layer.name` another value for a moment (past Keras's attribute tracking)."""
-    before = getattr(layer, name)
+    attributes = vars(layer)
+    held, before = name in attributes, getattr(layer, name)
     object.__setattr__(layer, name, value)
     try:
         yield
     finally:
-        object.__setattr__(layer, name, before)
+        if held:
+            object.__setattr__(layer, name, before)
+        else:  # a method of the class, seen again when nothing on the instance hides it
+            object.__delattr__(layer, name)
 
 
 def seed_states(model: Any) -> list[Any]:

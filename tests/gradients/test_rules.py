@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tfdp.gradients import rules, taps, uses
 from tfdp.gradients.bookkeeping import uses_by_variable
 from tfdp.gradients.clipping import Factors
-from tfdp.keras_private import llama_layer_norm
+from tfdp.keras_private import HUB_ROOT_MEAN_SQUARE_NORMS, hub_class
 
 EinsumDense, Dense = keras.layers.EinsumDense, keras.layers.Dense
 Reversible = keras.layers.ReversibleEmbedding
@@ -52,6 +52,28 @@ def _tied(layer: Any, x: Any) -> Any:
 
 def _head() -> Any:
     return keras_hub.layers.MaskedLMHead(token_embedding=Reversible(7, 4), activation="softmax")
+
+
+_head_of = keras_hub.layers.MaskedLMHead
+_DEBERTA, _RWKV = "deberta_v3.relative_embedding:RelativeEmbedding", "rwkv7.rwkv7_layer:RWKV7"
+
+
+def _t5_attention(is_decoder: bool = False) -> Any:
+    attention = hub_class("t5.t5_multi_head_attention:T5MultiHeadAttention")
+    return attention(is_decoder, 4, 2, 2, dropout=0.0, use_relative_attention_bias=True)
+
+
+def _time_mix(later: bool = False) -> Any:
+    ranks = {"gate_lora": 3, "mv_lora": 2, "aaa_lora": 2, "decay_lora": 2}
+    return hub_class(f"{_RWKV}TimeMix")(4, 2, add_v_first=later, **ranks)
+
+
+def _call_first(layer: Any, x: Any) -> Any:
+    return layer(x)[0]
+
+
+def _call_with_first_values(layer: Any, x: Any) -> Any:
+    return layer(x, v_first=tf.tanh(x[:, ::-1]))[0]
 
 
 _EINSUMS = [
@@ -118,8 +140,23 @@ CASES = [
     Case("rms norm", lambda: keras.layers.RMSNormalization(), (4, 5)),
     Case("rms norm, large epsilon", lambda: keras.layers.RMSNormalization(axis=[-1], epsilon=0.5), (4, 5)),
     Case("rms norm, KerasHub's", lambda: keras_hub.layers.RMSNormalization(5), (4, 5)),
-    Case("rms norm, Llama's", lambda: llama_layer_norm()(epsilon=0.1), (4, 5)),
+    *(
+        Case(f"rms norm, {name.split('.')[0]}'s", lambda name=name: hub_class(name)(epsilon=0.1), (4, 5))
+        for name in HUB_ROOT_MEAN_SQUARE_NORMS
+    ),
+    Case("group norm", lambda: keras.layers.GroupNormalization(2), (4, 6)),
+    Case("group norm, a group a channel", lambda: keras.layers.GroupNormalization(-1), (2, 3, 5)),
+    Case("group norm, vectors", lambda: keras.layers.GroupNormalization(3, axis=1), (6,)),
+    Case("group norm without scale", lambda: keras.layers.GroupNormalization(2, scale=False), (4, 6)),
+    Case("group norm, large epsilon", lambda: keras.layers.GroupNormalization(2, epsilon=0.5, center=False), (4, 6)),
     Case("masked-LM head", _head, (3, 4), call=_call_head),
+    Case("masked-LM head, untied", lambda: _head_of(7, activation="tanh"), (3, 4), call=_call_head),
+    Case("T5's relative bias", _t5_attention, (5, 4), call=_call_first),
+    Case("T5's relative bias in a decoder", lambda: _t5_attention(True), (5, 4), call=_call_first),
+    Case("DeBERTa's relative embedding", lambda: hub_class(_DEBERTA)(hidden_dim=4, bucket_size=3), (5, 4)),
+    Case("RWKV's channel mix", lambda: hub_class(f"{_RWKV}ChannelMix")(6), (5, 4)),
+    Case("RWKV's time mix", _time_mix, (5, 4), call=_call_first),
+    Case("RWKV's time mix, later block", lambda: _time_mix(True), (5, 4), call=_call_with_first_values),
 ]
 
 

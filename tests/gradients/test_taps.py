@@ -163,13 +163,6 @@ def test_configurations_that_a_rule_does_not_cover(layer, x, words):
     assert words in _refusal(_made(lambda m, x: m.layer(x), x, layer=layer), x)
 
 
-def test_a_masked_head_with_its_own_kernel():
-    head = keras_hub.layers.MaskedLMHead(vocabulary_size=7)
-    positions = np.zeros((BATCH, 2), "int32")
-    model = _made(lambda m, x: m.head(x, mask_positions=positions[: x.shape[0]]), _x(), head=head)
-    assert "output kernel of its own" in _refusal(model, _x())
-
-
 @pytest.mark.parametrize("options", [{"start_index": 1}, {"positions": np.array([1, 0, 2, 3])}])
 def test_positions_that_do_not_start_at_zero(options):
     layer = keras_hub.layers.PositionEmbedding(9)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -37,6 +37,16 @@ class Call:
     inputs: Any
     options: dict[str, Any]
     output: Any
+
+
+class _Inner(rules.Rule):
+    """Of a tensor in the middle of a layer's call, which the layer's own rule asked to watch."""
+
+    def __init__(self, uses_of: Callable[[Any, int], rules.UsesOf]):
+        self.uses_of = uses_of
+
+    def uses(self, layer: Any, inputs: Any, options: dict[str, Any], gradient: Any, units: int) -> rules.UsesOf:
+        return self.uses_of(gradient, units)
 
 
 @dataclasses.dataclass
@@ -90,14 +100,16 @@ def record(model: Any, batch_size: int) -> Iterator[Recording]:
         tape = stack.enter_context(tf.GradientTape(watch_accessed_variables=False))
         outside = stack.enter_context(tf.GradientTape())
         recording = Recording(tape, [outside], _graph())
-        for layer in keras_private.flatten_layers(model):
+        layers = keras_private.flatten_layers(model)
+        flattened = {id(part) for layer in layers for part in rules.flattened_by(layer)}
+        for layer in layers:
             hidden = rules.hides_calls(layer, trainable)
             if hidden is not None:
                 raise UnsupportedLayerError(hidden)
             own = keras_private.own_variables(layer)
             if any(id(v) in trainable for v in own):
-                tap = _tapping(layer, rules.rule_for(layer), {id(v.value) for v in own}, recording, batch_size)
-                stack.enter_context(keras_private.replaced_call(layer, tap))
+                tap = _Tap(layer, rules.rule_for(layer), {id(v.value) for v in own}, batch_size, id(layer) in flattened)
+                stack.enter_context(keras_private.replaced_call(layer, tap.around(recording)))
         yield recording
 
 
@@ -124,41 +136,73 @@ def _graph() -> Any:
     return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
-def _tapping(layer: Any, rule: rules.Rule, own: set[int], recording: Recording, batch_size: int) -> Any:
-    name = f"layer '{layer.name}' ({type(layer).__name__})"
+@dataclasses.dataclass
+class _Tap:
+    """What runs in the place of the call of `layer`.
 
-    def make(original: Any) -> Any:
-        signature = inspect.signature(original)
+    Attributes:
+        own: `id` of the values of the layer's own variables.
+        flattened: the leading axis is batch and tokens together.
+    """
 
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if recording.graph is not _graph() or not keras_private.is_recording():
-                raise UnsupportedLayerError(
-                    f"Expected {name} to be called where the model is. Received: a call inside a tf.function, a loop, "
-                    "a branch or a part that is recomputed in the backward pass, whose gradients stay in there. Take "
-                    "the layer out of it, or freeze it (layer.trainable = False)."
-                )
-            bound = signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            options = dict(bound.arguments)
-            inputs = options.pop(next(iter(signature.parameters)))
-            with recording.inside(own), rule.without_finish(layer):
-                output = original(*args, **kwargs)
-            for role, tensor in (("input", inputs), ("output", output)):
-                if not isinstance(tensor, tf.Tensor):
+    layer: Any
+    rule: rules.Rule
+    own: set[int]
+    batch_size: int
+    flattened: bool
+
+    @property
+    def name(self) -> str:
+        return f"layer '{self.layer.name}' ({type(self.layer).__name__})"
+
+    def around(self, recording: Recording) -> Callable[[Any], Any]:
+        layer, rule = self.layer, self.rule
+
+        def watch(tensor: Any, uses_of: Callable[[Any, int], rules.UsesOf]) -> None:
+            self._check("inner value", tensor)
+            recording.tape.watch(tensor)
+            recording.calls.append(Call(layer, _Inner(uses_of), None, {}, tensor))
+
+        def make(original: Any) -> Any:
+            signature = inspect.signature(original)
+
+            def call(*args: Any, **kwargs: Any) -> Any:
+                if recording.graph is not _graph() or not keras_private.is_recording():
                     raise UnsupportedLayerError(
-                        f"Expected the {role} of {name} to be one dense tensor. Received: {type(tensor).__name__}. "
-                        "Make it dense (to_tensor, to_dense), or freeze the layer (layer.trainable = False)."
+                        f"Expected {self.name} to be called where the model is. Received: a call inside a "
+                        "tf.function, a loop, a branch or a part that is recomputed in the backward pass, whose "
+                        "gradients stay in there. Take the layer out of it, or freeze it (layer.trainable = False)."
                     )
-                if tensor.shape.rank == 0 or tensor.shape[0] != batch_size:
-                    raise UnsupportedLayerError(
-                        f"Expected the {role} of {name} to keep the batch as its leading axis ({batch_size}). "
-                        f"Received: shape {tensor.shape}. Its gradient cannot be split into units; broadcast the "
-                        "tensor over the batch, or freeze the layer (layer.trainable = False)."
-                    )
-            recording.tape.watch(output)
-            recording.calls.append(Call(layer, rule, inputs, options, output))
-            return rule.finish(layer, output, options)
+                bound = signature.bind(*args, **kwargs)
+                bound.apply_defaults()
+                options = dict(bound.arguments)
+                inputs = options.pop(next(iter(signature.parameters)))
+                with recording.inside(self.own):
+                    output = rule.run(layer, lambda: original(*args, **kwargs), self.batch_size, watch)
+                if not rule.watches_output:
+                    return output
+                self._check("input", inputs)
+                self._check("output", output)
+                recording.tape.watch(output)
+                recording.calls.append(Call(layer, rule, inputs, options, output))
+                return rule.finish(layer, output, options)
 
-        return call
+            return call
 
-    return make
+        return make
+
+    def _check(self, role: str, tensor: Any) -> None:
+        if not isinstance(tensor, tf.Tensor):
+            raise UnsupportedLayerError(
+                f"Expected the {role} of {self.name} to be one dense tensor. Received: {type(tensor).__name__}. "
+                "Make it dense (to_tensor, to_dense), or freeze the layer (layer.trainable = False)."
+            )
+        leading = tensor.shape[0] if tensor.shape.rank else None
+        if self.flattened and leading and leading % self.batch_size == 0:
+            return
+        if leading != self.batch_size:
+            raise UnsupportedLayerError(
+                f"Expected the {role} of {self.name} to keep the batch as its leading axis ({self.batch_size}). "
+                f"Received: shape {tensor.shape}. Its gradient cannot be split into units; broadcast the tensor over "
+                "the batch, or freeze the layer (layer.trainable = False)."
+            )

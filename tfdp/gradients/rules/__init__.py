@@ -5,6 +5,6 @@ A rule says which uses of which variables one call of a layer makes, given its i
 overrides `call`, or anything that its `call` builds on, never falls under the rule of its parent.
 """
 
-from tfdp.gradients.rules.base import Rule, UsesOf, all_rules, hides_calls, rule_for, without_rule
+from tfdp.gradients.rules.base import Rule, UsesOf, all_rules, flattened_by, hides_calls, rule_for, without_rule
 
-__all__ = ["Rule", "UsesOf", "all_rules", "hides_calls", "rule_for", "without_rule"]
+__all__ = ["Rule", "UsesOf", "all_rules", "flattened_by", "hides_calls", "rule_for", "without_rule"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from tfdp import keras_private
@@ -12,6 +12,8 @@ from tfdp.errors import UnsupportedLayerError
 from tfdp.gradients.uses import Use
 
 UsesOf = list[tuple[Any, Use]]
+# watch(tensor, uses_of): the gradient of `tensor` [batch, ...] makes uses; uses_of(gradient, units).
+Watch = Callable[[Any, Callable[[Any, int], UsesOf]], None]
 
 
 class Rule:
@@ -21,10 +23,15 @@ class Rule:
         finish_attributes: attributes of the layer that its `call` applies after the linear part; they are set to None
             while the layer runs under the tap and applied by `finish`.
         relies_on: what `call` reads on the layer's class; a subclass that overrides it is not covered.
+        watches_output: False for a layer that is made of others and uses its own variables somewhere in between, where
+            `run` watches what they make.
+        flattens: sublayers that `call` gives batch and tokens as one leading axis, batch first.
     """
 
     finish_attributes: tuple[str, ...] = ()
     relies_on: tuple[str, ...] = ()
+    watches_output: bool = True
+    flattens: tuple[str, ...] = ()
 
     def refuse(self, layer: Any) -> str | None:
         """Why this layer, as configured, is not covered; None when it is."""
@@ -50,6 +57,11 @@ class Rule:
                     stack.enter_context(keras_private.replaced_attribute(layer, name, None))
             yield
 
+    def run(self, layer: Any, original: Callable[[], Any], batch_size: int, watch: Watch) -> Any:
+        """What the layer does before `finish`."""
+        with self.without_finish(layer):
+            return original()
+
     def finish(self, layer: Any, output: Any, options: dict[str, Any]) -> Any:
         """What the layer does after its linear part."""
         activation = getattr(layer, "activation", None) if "activation" in self.finish_attributes else None
@@ -59,9 +71,9 @@ class Rule:
 @functools.cache
 def all_rules() -> dict[Any, Rule]:
     """Every rule by the layer class that it was written for."""
-    from tfdp.gradients.rules import dense, embedding, normalization
+    from tfdp.gradients.rules import composite, dense, embedding, normalization
 
-    return {**dense.rules(), **embedding.rules(), **normalization.rules()}
+    return {**composite.rules(), **dense.rules(), **embedding.rules(), **normalization.rules()}
 
 
 @functools.cache
@@ -102,6 +114,12 @@ def without_rule(layer: Any) -> str | None:
         )
     reason = rule.refuse(layer)
     return None if reason is None else f"Expected a layer that its rule covers. Received: {name}: {reason} {remedy}"
+
+
+def flattened_by(layer: Any) -> list[Any]:
+    """Sublayers that `layer` calls with batch and tokens as one leading axis, batch first."""
+    covered = _by_call().get(type(layer).call)
+    return [] if covered is None else [getattr(layer, part) for part in all_rules()[covered].flattens]
 
 
 def hides_calls(layer: Any, trainable: Collection[int]) -> str | None:

@@ -6,6 +6,7 @@ same variable, and the cross term between them is taken when they are merged.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -13,7 +14,7 @@ import tensorflow as tf
 from tfdp import keras_private
 from tfdp.errors import UnsupportedLayerError
 from tfdp.gradients import uses
-from tfdp.gradients.rules.base import Rule, UsesOf, other_trainable
+from tfdp.gradients.rules.base import Rule, UsesOf, Watch, other_trainable
 from tfdp.gradients.rules.dense import bias_use
 
 
@@ -85,15 +86,26 @@ class PositionEmbeddingRule(Rule):
 
 
 class MaskedLMHeadRule(Rule):
-    """keras_hub.layers.MaskedLMHead over a tied table: the head itself holds only the output bias."""
+    """keras_hub.layers.MaskedLMHead: an output bias of its own, and without a table to tie to, an output kernel."""
 
     finish_attributes = ("activation",)
 
-    def refuse(self, layer: Any) -> str | None:
-        return None if layer.token_embedding is not None else "it holds an output kernel of its own."
+    def run(self, layer: Any, original: Callable[[], Any], batch_size: int, watch: Watch) -> Any:
+        if layer.token_embedding is not None:
+            return super().run(layer, original, batch_size, watch)
+        kernel = keras_private.masked_lm_output_kernel(layer)
+
+        def projected(hidden: Any, reverse: bool) -> Any:
+            logits = tf.matmul(hidden, tf.cast(kernel.value, hidden.dtype))
+            watch(logits, lambda gradient, units: [(kernel, uses.outer(hidden, gradient, kernel.shape, units))])
+            return logits
+
+        # The head asks the tied table where there is one: the product with its own kernel takes that place.
+        with keras_private.replaced_attribute(layer, "token_embedding", projected):
+            return super().run(layer, original, batch_size, watch)
 
     def uses(self, layer: Any, inputs: Any, options: dict[str, Any], gradient: Any, units: int) -> UsesOf:
-        (bias,) = keras_private.own_variables(layer)
+        bias = keras_private.masked_lm_output_bias(layer)
         return [(bias, bias_use(bias, gradient, units))]
 
 

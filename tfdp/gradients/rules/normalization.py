@@ -1,4 +1,4 @@
-"""Normalisations over the last axis: scale and offset of the normalised input.
+"""Normalisations: scale and offset of the normalised input.
 
 With n_t the normalised input and g_t the output gradient, the gradient of the scale is sum_t n_t * g_t, and that of the
 offset sum_t g_t.
@@ -54,7 +54,10 @@ class LayerNormalizationRule(Rule):
 
 
 class RootMeanSquareRule(Rule):
-    """Root-mean-square norms (Zhang & Sennrich 2019) over the last axis, with a scale: Keras's, KerasHub's, Llama's."""
+    """Root-mean-square norms (Zhang & Sennrich 2019) over the last axis, with a scale: Keras's, and all of KerasHub's.
+
+    Gemma multiplies by 1 + scale, which has the same gradient.
+    """
 
     def refuse(self, layer: Any) -> str | None:
         axes = _normalised_axes(layer)
@@ -65,7 +68,28 @@ class RootMeanSquareRule(Rule):
         x, gradient = tf.cast(inputs, tf.float32), tf.cast(gradient, tf.float32)
         epsilon = getattr(layer, "epsilon", 1e-6)  # keras_hub.layers.RMSNormalization has it as a constant
         normalised = x * tf.math.rsqrt(tf.reduce_mean(x * x, -1, keepdims=True) + epsilon)
-        return [(layer.scale, uses.direct(normalised * gradient, layer.scale.shape, units))]
+        scale = layer.weight if hasattr(layer, "weight") else layer.scale  # T5 calls it weight
+        return [(scale, uses.direct(normalised * gradient, scale.shape, units))]
+
+
+class GroupNormalizationRule(Rule):
+    """keras.layers.GroupNormalization over groups of the last axis, within one record."""
+
+    relies_on = ("_reshape_into_groups", "_apply_normalization")
+
+    def uses(self, layer: Any, inputs: Any, options: dict[str, Any], gradient: Any, units: int) -> UsesOf:
+        _check_last_axis(layer, inputs)
+        x, gradient = tf.cast(inputs, tf.float32), tf.cast(gradient, tf.float32)
+        found: UsesOf = []
+        if layer.gamma is not None:
+            grouped = tf.reshape(x, [*x.shape[:-1], layer.groups, x.shape[-1] // layer.groups])
+            axes = [axis for axis in range(1, len(grouped.shape)) if axis != len(grouped.shape) - 2]
+            mean, variance = tf.nn.moments(grouped, axes, keepdims=True)
+            normalised = tf.reshape((grouped - mean) * tf.math.rsqrt(variance + layer.epsilon), x.shape)
+            found.append((layer.gamma, uses.direct(normalised * gradient, layer.gamma.shape, units)))
+        if layer.beta is not None:
+            found.append((layer.beta, uses.direct(gradient, layer.beta.shape, units)))
+        return found
 
 
 def rules() -> dict[type, Rule]:
@@ -75,7 +99,8 @@ def rules() -> dict[type, Rule]:
     root_mean_square = RootMeanSquareRule()
     return {
         keras.layers.LayerNormalization: LayerNormalizationRule(),
+        keras.layers.GroupNormalization: GroupNormalizationRule(),
         keras.layers.RMSNormalization: root_mean_square,
         keras_hub.layers.RMSNormalization: root_mean_square,
-        keras_private.llama_layer_norm(): root_mean_square,
+        **{keras_private.hub_class(name): root_mean_square for name in keras_private.HUB_ROOT_MEAN_SQUARE_NORMS},
     }
