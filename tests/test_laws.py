@@ -12,6 +12,7 @@ import dp_accounting
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from scipy import stats
 
 import tfdp
@@ -204,7 +205,10 @@ class TestLaw6LedgerFirst:
             updates(plan, x, tmp_path, model=linear())
 
 
-@pytest.mark.parametrize("misuse", ["no callback", "plain optimizer", "foreign batches", "mixing layer"])
+MISUSES = ["no callback", "raw gradients", "plain optimizer", "foreign batches", "another plan", "mixing layer"]
+
+
+@pytest.mark.parametrize("misuse", MISUSES)
 def test_law_7_fails_closed(plan_of, tmp_path, misuse):
     """Before the first update, with every weight bit-identical. All misuses: tests/test_callback.py."""
     plan = plan_of(steps=9)
@@ -212,12 +216,29 @@ def test_law_7_fails_closed(plan_of, tmp_path, misuse):
     model = linear(*([mixing] if misuse == "mixing layer" else []))
     model.compile("sgd" if misuse == "plain optimizer" else tfdp.dp_optimizer("sgd", plan), loss=linear_loss)
     data = (np.ones((UNITS, FEATURES), np.float32), np.zeros((UNITS, 1), np.float32))
-    batches = data[0] if misuse == "foreign batches" else tfdp.poisson_batches(data, plan)
-    targets = data[1] if misuse == "foreign batches" else None
-    callbacks = [] if misuse == "no callback" else [tfdp.PrivacyCallback(plan, tmp_path / "ledger.jsonl")]
+    foreign = misuse in ("foreign batches", "raw gradients")
+    batches = tfdp.poisson_batches(data, plan_of(steps=8) if misuse == "another plan" else plan)
+    without = misuse in ("no callback", "raw gradients")
+    callbacks = [] if without else [tfdp.PrivacyCallback(plan, tmp_path / "ledger.jsonl")]
     before = model.get_weights()
+    options = {"steps_per_epoch": 1, "callbacks": callbacks, "verbose": 0, "shuffle": False}
     with pytest.raises((tfdp.errors.MisuseError, tfdp.errors.GradientError), match="Expected"):
-        model.fit(batches, targets, steps_per_epoch=1, callbacks=callbacks, verbose=0, shuffle=False)
+        model.fit(*(data if foreign else (batches,)), **options)
+    np.testing.assert_array_equal(model.get_weights()[0], before[0])
+
+
+def test_law_7_a_draw_is_used_once(plan_of, tmp_path):
+    """Not even when the batch itself was kept: neither in a second fit nor on another ledger."""
+    plan, model = plan_of(steps=9), linear()
+    batches = tfdp.poisson_batches((np.ones((UNITS, FEATURES), np.float32), np.zeros((UNITS, 1), np.float32)), plan)
+    kept = tf.data.Dataset.from_tensors(next(iter(batches)))
+    model.compile(tfdp.dp_optimizer("sgd", plan), loss=linear_loss)
+    options = {"steps_per_epoch": 1, "verbose": 0, "shuffle": False}
+    model.fit(kept, callbacks=[tfdp.PrivacyCallback(plan, tmp_path / "a.jsonl")], **options)
+    before = model.get_weights()
+    for name in ("a.jsonl", "b.jsonl"):
+        with pytest.raises(tfdp.errors.MisuseError, match="fresh draw"):
+            model.fit(kept, callbacks=[tfdp.PrivacyCallback(plan, tmp_path / name)], **options)
     np.testing.assert_array_equal(model.get_weights()[0], before[0])
 
 
