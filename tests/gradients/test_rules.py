@@ -368,8 +368,14 @@ def test_ids_outside_the_table_have_no_gradient_to_bound():
 
 
 def test_terms_that_cancel_leave_no_negative_norm():
-    rows = np.full((1, 64, 40), 1e3, "float32")
-    columns = np.random.default_rng(0).normal(size=(1, 32, 40)).astype("float32")
-    use = uses.outer(rows, np.concatenate([columns, -columns], 1), (40, 40), 1)
-    assert not use.materialise_is_cheaper
-    assert uses.squared_norm([use]).numpy()[0] >= 0.0
+    """A NaN from the square root would drop the unit; a true NaN has to stay one."""
+    ids, columns = tf.zeros([1, 2], tf.int32), tf.constant([[[1.0, 2.0], [-1.0, -2.0]]])
+    table = uses.gather(ids, columns * 1e3, 3, 1)
+    kernel = uses.outer(tf.constant([[[1.0, 0.0, 0.0]]]), tf.zeros([1, 1, 2]), (3, 2), 1)
+    assert uses.squared_norm([table, kernel]).numpy() == [0.0]
+
+    class Rounded:
+        def squared_norm(self):
+            return tf.constant([-1e-6, np.nan, 4.0])
+
+    np.testing.assert_array_equal(uses.squared_norm([Rounded()]), [0.0, np.nan, 4.0])
