@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from tfdp import __version__
-from tfdp.cli import account, card, demo, schema, train, validate
+from tfdp.cli import account, card, demo, diff, schema, train, validate
 from tfdp.errors import TfdpError
 
 app = typer.Typer(
@@ -45,6 +45,7 @@ def _root(
 
 
 validate.register(app)
+diff.register(app)
 schema.register(app)
 account.register(app)
 train.register(app)

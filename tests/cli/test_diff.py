@@ -1,0 +1,183 @@
+"""`tfdp diff`: exit codes, formats, git, and text that is hostile to whoever prints it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+
+import pytest
+
+from tfdp.cli import main
+from tfdp.comparison.rendering import code, printable, shown
+
+SPEC = """\
+schema_version: "1.0"
+claim:
+  epsilon: 4
+  delta: 1e-6
+  adjacency: add_or_remove_one
+  privacy_unit: {kind: example, description: one text}
+  data_accesses: [training]
+data: {num_units: 1000, size_is_public: true}
+mechanism: {clip_norm: 1.0}
+sampling: {scheme: poisson, expected_batch_size: 50, steps: 20}
+"""
+
+
+@pytest.fixture
+def run(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as caught:
+            main(["diff", *(str(argument) for argument in arguments)])
+        out, err = capsys.readouterr()
+        return caught.value.code or 0, out, err
+
+    return call
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """Writes specs with a part replaced, in the working directory."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(name: str, old: str = "", new: str = "") -> str:
+        assert old in SPEC
+        pathlib.Path(name).write_text(SPEC.replace(old, new) if old else SPEC, encoding="utf-8")
+        return name
+
+    return write
+
+
+def test_text(run, files):
+    code, out, err = run(files("a.yaml"), files("b.yaml", "epsilon: 4", "epsilon: 5"))
+    assert (code, err) == (1, "")
+    assert out.splitlines() == [
+        "weaker: claim.epsilon: 4 -> 5",
+        "    The bound on the privacy loss is larger.",
+        "a.yaml -> b.yaml: Privacy becomes weaker.",
+    ]
+
+
+def test_nothing_changed_but_the_notation(run, files):
+    code, out, _ = run(files("a.yaml"), files("b.yaml", "epsilon: 4", "epsilon: 4.0  # as before"))
+    assert (code, out) == (0, "a.yaml -> b.yaml: Nothing changed.\n")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "codes"),
+    [
+        ("epsilon: 4", "epsilon: 3", (0, 0, 0)),
+        ("epsilon: 4", "epsilon: 5", (1, 1, 0)),
+        ("one text", "one word", (1, 0, 0)),
+        ("epsilon: 4\n  delta: 1e-6", "epsilon: 3\n  delta: 2e-6", (1, 1, 0)),
+    ],
+    ids=["stronger", "weaker", "incomparable", "mixed"],
+)
+def test_exit_codes(run, files, old, new, codes):
+    one, other = files("a.yaml"), files("b.yaml", old, new)
+    assert tuple(run(one, other, "--fail-on", level)[0] for level in ("incomparable", "weaker", "never")) == codes
+
+
+def test_json(run, files):
+    code, out, _ = run(files("a.yaml"), files("b.yaml", "1e-6", "1e-7"), "--format", "json")
+    report = json.loads(out)
+    assert code == 0
+    assert (report["verdict"], report["failed"], report["kind"]) == ("stronger", False, "spec")
+    (change,) = report["changes"]
+    assert change["where"] == "claim.delta"
+    assert (change["old"], change["new"], change["direction"]) == (1e-6, 1e-7, "stronger")
+
+
+def test_markdown(run, files):
+    code, out, _ = run(
+        files("a.yaml"), files("b.yaml", "epsilon: 4", "epsilon: 5").replace("b", "b"), "--format", "markdown"
+    )
+    assert code == 1
+    lines = out.splitlines()
+    assert lines[0] == "### Privacy becomes weaker"
+    assert "| **weaker** | `claim.epsilon` | `4` | `5` | The bound on the privacy loss is larger. |" in lines
+
+
+HOSTILE = "x|y `z` ``` @team #1 <img src=x onerror=alert(1)> [a](javascript:b) \\u001b[31m \\n---\\n\\u202e"
+
+
+def test_what_a_file_says_is_text(run, files):
+    one, other = files("a.yaml"), files("b.yaml", "one text", f'"{HOSTILE}"')
+    _, out, _ = run(one, other, "--format", "markdown")
+    (row,) = [line for line in out.splitlines() if "`claim.privacy_unit.description`" in line]
+    cells = row.split("|")
+    assert len(cells) == 7, "five cells: the pipe of the text makes none"
+    assert cells[4].strip().startswith("````") and cells[4].strip().endswith("````")  # noqa: PT018
+    for format in ("markdown", "text"):
+        _, out, _ = run(one, other, "--format", format)
+        assert not {"\x1b", "\u202e"} & set(out)
+        assert "\\x1b[31m" in out
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("a", "`a`"), ("`", "`` ` ``"), ("a``b", "```a``b```"), ("a|b", "`a\u00a6b`"), ("", "` `"), (" \n", "`\\n`")],
+)
+def test_code_spans(text, expected):
+    assert code(text) == expected
+
+
+def test_values_on_one_line():
+    assert printable("a\tb\u00a0c\u2028\x9b") == "a\\tb c\\u2028\\x9b"
+    assert shown(1 / 3) == "0.333333"
+    assert shown("y" * 500) == "y" * 157 + "..."
+    assert [shown(value) for value in (None, True, 3, ["a", "b"], [])] == ["nothing", "true", "3", "a, b", "nothing"]
+
+
+def git(*arguments: str) -> None:
+    identity = {
+        "GIT_AUTHOR_NAME": "a",
+        "GIT_AUTHOR_EMAIL": "a@b",
+        "GIT_COMMITTER_NAME": "a",
+        "GIT_COMMITTER_EMAIL": "a@b",
+    }
+    environment = {**os.environ, **identity, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+    subprocess.run(["git", *arguments], check=True, capture_output=True, env=environment)
+
+
+def test_git(run, files, monkeypatch):
+    git("init", "--initial-branch=main")
+    pathlib.Path("specs").mkdir()
+    files("specs/privacy.yaml")
+    git("add", ".")
+    git("commit", "-m", "first")
+    files("specs/privacy.yaml", "epsilon: 4", "epsilon: 5")
+    git("commit", "-am", "second")
+    files("specs/privacy.yaml", "epsilon: 4", "epsilon: 3")
+
+    assert run("HEAD~1:specs/privacy.yaml", "HEAD:specs/privacy.yaml")[0] == 1
+    code, out, _ = run("HEAD:specs/privacy.yaml", "specs/privacy.yaml")
+    assert code == 0
+    assert "HEAD:specs/privacy.yaml -> specs/privacy.yaml: Privacy becomes stronger." in out
+    monkeypatch.chdir("specs")
+    assert run("main~1:./privacy.yaml", "privacy.yaml")[0] == 0
+    for wrong in ("main:absent.yaml", "absent:privacy.yaml", "--output=x:y.yaml", ":privacy.yaml"):
+        assert run("--", wrong, "privacy.yaml")[0] == 2, wrong
+
+
+def test_what_git_holds_is_read_as_strictly(run, files):
+    git("init", "--initial-branch=main")
+    files("privacy.yaml", "epsilon: 4", "epsilon: '4'")
+    git("add", ".")
+    git("commit", "-m", "first")
+    code, out, err = run("main:privacy.yaml", files("new.yaml"))
+    assert (code, out) == (1, "")
+    assert "main:privacy.yaml:3:12: PS002" in err
+
+
+def test_wrong_calls(run, files, tmp_path):
+    spec = files("a.yaml")
+    assert run(spec)[0] == 2
+    assert run(spec, tmp_path)[0] == 2, "a directory without a card"
+    code, _, err = run(spec, "absent.yaml")
+    assert code == 1
+    assert "absent.yaml" in err

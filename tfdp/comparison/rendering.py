@@ -1,0 +1,110 @@
+"""A comparison for a terminal, and for a comment on a pull request."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from typing import Any
+
+from tfdp.comparison.changes import Change, Comparison, Direction
+
+HEADLINES = {
+    Direction.WEAKER: "Privacy becomes weaker",
+    Direction.INCOMPARABLE: "Nobody can say that privacy stays as strong",
+    Direction.STRONGER: "Privacy becomes stronger",
+    Direction.UNCHANGED: "Privacy stays as strong",
+}
+_GUIDANCE = {
+    Direction.WEAKER: "Somebody who answers for the data has to agree.",
+    Direction.INCOMPARABLE: "Some of it is weaker, or cannot be ordered: read each line, then decide.",
+}
+_NOTHING = "nothing"
+_LONGEST = 160
+
+
+def render_text(comparison: Comparison) -> str:
+    """Lines for a terminal: one block per change, the verdict last. No control characters."""
+    lines = []
+    for change in comparison.changes:
+        values = f"{shown(change.old)} -> {shown(change.new)}"
+        lines += [f"{change.direction.value}: {printable(change.where)}: {values}", f"    {change.why}"]
+    names = f"{printable(comparison.old_name)} -> {printable(comparison.new_name)}"
+    return "\n".join([*lines, f"{names}: {headline(comparison)}."]) + "\n"
+
+
+def render_markdown(comparison: Comparison) -> str:
+    """GitHub-flavoured Markdown.
+
+    What the compared files say stands in code spans, where nothing is markup, a link or a mention.
+    """
+    lines = [
+        f"### {headline(comparison)}",
+        "",
+        f"{code(comparison.old_name)} compared with {code(comparison.new_name)}",
+    ]
+    if guidance := _GUIDANCE.get(comparison.verdict):
+        lines += ["", guidance]
+    told = [change for change in comparison.changes if change.direction is not Direction.UNCHANGED]
+    others = comparison.having(Direction.UNCHANGED)
+    if told:
+        lines += ["", "| privacy | field | before | after | why |", "|---|---|---|---|---|", *map(_row, told)]
+    if others:
+        count = "1 other change" if len(others) == 1 else f"{len(others)} other changes"
+        lines += ["", f"<details><summary>{count} without effect on the guarantee</summary>", ""]
+        lines += ["| | field | before | after | why |", "|---|---|---|---|---|", *map(_row, others), "", "</details>"]
+    return "\n".join(lines) + "\n"
+
+
+def headline(comparison: Comparison) -> str:
+    """The verdict as a phrase."""
+    return HEADLINES[comparison.verdict] if comparison.changes else "Nothing changed"
+
+
+def shown(value: Any) -> str:
+    """A value as it would be written, on one line, shortened, and without characters that steer a terminal."""
+    match value:
+        case None:
+            return _NOTHING
+        case bool():
+            return "true" if value else "false"
+        case float():
+            return f"{value:.6g}"
+        case str() | int():
+            text = str(value)
+        case list() if all(isinstance(item, str) for item in value):
+            text = ", ".join(value) or _NOTHING
+        case _:
+            text = json.dumps(value, ensure_ascii=False)
+    text = printable(text)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+def printable(text: str) -> str:
+    """Text on one line, with every control, format and unassigned character written out."""
+    return "".join(_printable(character) for character in text)
+
+
+def _printable(character: str) -> str:
+    category = unicodedata.category(character)
+    if category == "Zs":
+        return " "
+    return character.encode("unicode_escape").decode("ascii") if category[0] in "CZ" else character
+
+
+def code(text: str) -> str:
+    """A code span that holds any text, also inside a table; a pipe becomes a broken bar, for tables cannot quote it."""
+    text = printable(text).replace("|", "\N{BROKEN BAR}").strip() or " "
+    longest = max((len(run) for run in _runs_of_backticks(text)), default=0)
+    fence = "`" * (longest + 1)
+    padding = " " if text.startswith("`") or text.endswith("`") else ""
+    return f"{fence}{padding}{text}{padding}{fence}"
+
+
+def _runs_of_backticks(text: str) -> list[str]:
+    return [run for run in "".join(c if c == "`" else " " for c in text).split(" ") if run]
+
+
+def _row(change: Change) -> str:
+    label = "" if change.direction is Direction.UNCHANGED else f"**{change.direction.value}**"
+    cells = [label, code(change.where), code(shown(change.old)), code(shown(change.new)), change.why]
+    return f"| {' | '.join(cells)} |"
