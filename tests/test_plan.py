@@ -136,7 +136,7 @@ def test_certificate_does_not_rest_on_the_review(monkeypatch):
     [
         ({"sampling__scheme": "shuffle"}, ["PS010"]),
         ({"claim__delta": 2e-5}, ["PS003"]),
-        ({"accountant__name": "rdp", "claim__adjacency": "replace_one"}, ["PS011"]),
+        ({"accountant__name": "rdp", "claim__adjacency": "replace_one"}, ["PS017"]),
         ({"claim__trust_model": "local"}, ["PS012"]),
         ({"sampling__expected_batch_size": 60001}, ["PS013"]),
         ({"sampling__steps": 100}, ["PS014"]),

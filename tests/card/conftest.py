@@ -68,7 +68,7 @@ SPEC = {
         "release": "final_model",
         "data_accesses": ["training"],
     },
-    "data": {"num_units": 1000, "size_is_public": True},
+    "data": {"num_units": 1000, "size_is_public": True, "deduplication": "exact"},
     "mechanism": {"clip_norm": 0.5, "noise_multiplier": 1.0},
     "sampling": {"scheme": "poisson", "expected_batch_size": 50, "steps": 30},
     "tuning": {"kind": "none"},

@@ -7,6 +7,7 @@ grid, and refuses the combinations that would give a number without a guarantee 
 from tfdp.accounting.accountants import (
     ACCOUNTANTS,
     ADJACENCIES,
+    best_renyi_order,
     default_grid,
     delta,
     describe_accountant,
@@ -25,6 +26,7 @@ __all__ = [
     "ADJACENCIES",
     "SCHEMES",
     "Calibration",
+    "best_renyi_order",
     "calibrate_noise_multiplier",
     "default_grid",
     "delta",

@@ -188,6 +188,21 @@ def unamplified_epsilon(
     return epsilon(event, participations, delta=delta, accountant=accountant, adjacency=adjacency)
 
 
+def best_renyi_order(
+    event: dp_accounting.DpEvent, steps: int, *, delta: float, adjacency: str
+) -> tuple[float, bool] | None:
+    """The Renyi order that epsilon of the rdp accountant comes from, and whether it is the first or last one tried.
+
+    At the boundary a better order may lie outside: epsilon is valid, but larger than it need be. None where there
+    is nothing to choose.
+    """
+    _check_delta(delta)
+    _require_support(event, "rdp", adjacency)
+    if _is_free(event) or _is_unbounded(event) or not _check_steps(steps):
+        return None
+    return _renyi_divergences(event, adjacency).order(steps, delta)
+
+
 def _check_names(accountant: str, adjacency: str) -> None:
     if accountant not in ACCOUNTANTS:
         raise AccountingError(
@@ -337,6 +352,12 @@ class _RenyiDivergences:
         if not self._orders.size:
             return math.inf
         return float(rdp_privacy_accountant.compute_epsilon(self._orders, steps * self._per_step, delta)[0])
+
+    def order(self, steps: int, delta: float) -> tuple[float, bool] | None:
+        if not self._orders.size:
+            return None
+        best = float(rdp_privacy_accountant.compute_epsilon(self._orders, steps * self._per_step, delta)[1])
+        return best, best in (float(self._orders[0]), float(self._orders[-1]))
 
     def delta(self, steps: int, epsilon: float) -> float:
         if not self._orders.size:

@@ -1,0 +1,181 @@
+"""Rules on the claim: delta, the unit, and how far the claim reaches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tfdp.findings import Finding, Severity
+from tfdp.spec import PrivacySpec
+
+RELATIVE_SLACK = 1e-6  # floating point only: never a tolerance of the claim
+LARGE_EPSILON = 10.0
+
+
+def delta_against_size(spec: PrivacySpec) -> Iterator[Finding]:
+    """PS003, PS004."""
+    delta, units = spec.claim.delta, spec.data.num_units
+    fix = f"Use at most 1/(10 num_units) = {0.1 / units:.2g}."
+    received = f"received {delta:g} for {units} units"
+    if not delta * units < 1:
+        message = f"expected delta below 1/num_units = {1 / units:.3g}, {received}: one whole unit may be published."
+        yield spec.finding("PS003", Severity.ERROR, ("claim", "delta"), message, fix)
+    elif not delta * units * 10 <= 1 + RELATIVE_SLACK:
+        message = (
+            f"expected delta at most 1/(10 num_units), {received}: delta leaves {delta * units:.0%} of a unit open."
+        )
+        yield spec.finding("PS004", Severity.WARNING, ("claim", "delta"), message, fix)
+
+
+def unit_is_complete(spec: PrivacySpec) -> Iterator[Finding]:
+    """PS005."""
+    unit = spec.claim.privacy_unit
+    required = {
+        "example": [],
+        "sequence": ["sequence_length"],
+        "document": ["id_field", "max_records_per_unit"],
+        "user": ["id_field", "max_records_per_unit"],
+    }[unit.kind]
+    if unit.method != "native":
+        required = list(dict.fromkeys([*required, "max_records_per_unit"]))
+    for name in required:
+        if getattr(unit, name) is None:
+            message = f"expected {name} for a {unit.kind} unit by method {unit.method}, received nothing."
+            fix = f"Add {name}: {_description(type(unit), name)}"
+            yield spec.finding("PS005", Severity.ERROR, ("claim", "privacy_unit", name), message, fix)
+    if unit.method == "group_privacy" and (unit.max_records_per_unit or 1) > 1 and spec.data.num_records is None:
+        message = "expected data.num_records with group_privacy, where records are sampled, received nothing."
+        yield spec.finding(
+            "PS005", Severity.ERROR, ("data", "num_records"), message, "Add the public number of records."
+        )
+
+
+def method_protects_unit(spec: PrivacySpec) -> Iterator[Finding]:
+    """PS009."""
+    unit = spec.claim.privacy_unit
+    records = unit.max_records_per_unit or 1
+    path = ("claim", "privacy_unit", "method")
+    if unit.kind in ("example", "sequence"):
+        if unit.method != "native":
+            message = f"expected method native for a {unit.kind} unit, which is one record, received {unit.method}."
+            yield spec.finding("PS009", Severity.ERROR, path, message, "Use native, or claim a document or user unit.")
+        elif records > 1:
+            message = (
+                f"expected max_records_per_unit 1 for a {unit.kind} unit, which is one record, received {records}."
+            )
+            path = ("claim", "privacy_unit", "max_records_per_unit")
+            yield spec.finding("PS009", Severity.ERROR, path, message, "Delete it, or claim a document or user unit.")
+    elif unit.method == "native" and records > 1:
+        message = (
+            f"expected a method that covers all {records} records of a {unit.kind}, received native, "
+            "which samples and clips each record on its own and hides one record only."
+        )
+        fix = "Use user_wise_dp_sgd or group_privacy, or max_records_per_unit: 1."
+        yield spec.finding("PS009", Severity.ERROR, path, message, fix)
+
+
+def unit_is_the_person(spec: PrivacySpec) -> Iterator[Finding]:
+    """PS007."""
+    unit = spec.claim.privacy_unit
+    if unit.kind in ("example", "sequence") and unit.id_field is not None:
+        message = (
+            f"expected a user or document unit, because records name their owner in {_quoted(unit.id_field)}, "
+            f"received {unit.kind}: who owns several records is protected less than the claim sounds."
+        )
+        fix = "Claim a user unit with max_records_per_unit, or delete id_field where no two records share an owner."
+        yield spec.finding("PS007", Severity.WARNING, ("claim", "privacy_unit", "kind"), message, fix)
+
+
+def duplicates_are_removed(spec: PrivacySpec) -> Iterator[Finding]:
+    """PS008."""
+    unit = spec.claim.privacy_unit
+    if unit.kind != "user" and spec.data.deduplication == "none":
+        message = (
+            f"expected duplicates to be removed with a {unit.kind} unit, received deduplication none: a text that "
+            "occurs twice is hidden half as well."
+        )
+        fix = "Remove exact duplicates at least, and write deduplication: exact."
+        yield spec.finding("PS008", Severity.WARNING, ("data", "deduplication"), message, fix)
+
+
+def claim_is_covered(spec: PrivacySpec) -> Iterator[Finding]:
+    """PS012, PS040."""
+    claim = spec.claim
+    if claim.trust_model != "central":
+        message = (
+            f"expected trust_model central, received {claim.trust_model}: this library trains on raw data in one place."
+        )
+        fix = "Claim the central model; noise on the devices is not what runs here."
+        yield spec.finding("PS012", Severity.ERROR, ("claim", "trust_model"), message, fix)
+    path = ("claim", "data_accesses")
+    if "training" not in claim.data_accesses:
+        message = "expected training among data_accesses, received a claim that leaves the training out."
+        yield spec.finding("PS012", Severity.ERROR, path, message, "Add training.")
+    for access in ("clip_selection", "evaluation"):
+        if access in claim.data_accesses:
+            message = (
+                f"expected data_accesses that are accounted, received {access}: epsilon counts training steps only."
+            )
+            fix = f"Delete {access}: the card then lists it as not covered."
+            yield spec.finding("PS012", Severity.ERROR, path, message, fix)
+
+    covered, tuning = "tuning" in claim.data_accesses, spec.tuning
+    if covered and tuning is None:
+        message = "expected a tuning section, because the claim covers tuning, received nothing."
+        yield spec.finding("PS040", Severity.ERROR, path, message, "State tuning.kind, or delete tuning here.")
+    elif covered and tuning is not None and tuning.kind == "private":
+        message = (
+            "expected tuning on no or public data, because epsilon here counts one training only, received private."
+        )
+        fix = "Delete tuning from data_accesses: the card then lists it as not covered."
+        yield spec.finding("PS012" if tuning.accounted else "PS040", Severity.ERROR, path, message, fix)
+    elif tuning is not None and tuning.kind == "private" and not tuning.accounted:
+        message = "expected private tuning to be accounted, received accounted: false. Each trial has read the data."
+        fix = "Account the trials in a budget, or tune on public data."
+        yield spec.finding("PS040", Severity.WARNING, ("tuning", "accounted"), message, fix)
+
+
+def epsilon_is_small(spec: PrivacySpec) -> Iterator[Finding]:
+    """PS023."""
+    if not spec.claim.epsilon <= LARGE_EPSILON:
+        message = (
+            f"expected epsilon of at most {LARGE_EPSILON:g}, received {spec.claim.epsilon:g}: such a bound says little."
+        )
+        fix = "Aim lower, or be ready to show attacks instead of the bound."
+        yield spec.finding("PS023", Severity.WARNING, ("claim", "epsilon"), message, fix)
+
+
+def randomness_is_secret(spec: PrivacySpec) -> Iterator[Finding]:
+    """PS042."""
+    if spec.mechanism.rng != "csprng":
+        message = f"expected randomness from the operating system, received {spec.mechanism.rng}: for tests only."
+        yield spec.finding("PS042", Severity.NOTE, ("mechanism", "rng"), message, "Write rng: csprng for a release.")
+
+
+def claim_fits_budget(spec: PrivacySpec) -> Iterator[Finding]:
+    """PS032, PS033, for this claim alone; what was spent before is in the ledgers."""
+    if spec.budget is None:
+        return
+    for name in ("epsilon", "delta"):
+        cap, claimed = getattr(spec.budget, f"{name}_cap"), getattr(spec.claim, name)
+        if cap is None:
+            continue
+        path = ("budget", f"{name}_cap")
+        message = (
+            f"expected the claim to stay within {name} {cap:g} for {_quoted(spec.budget.dataset_id)}, "
+            f"received {claimed:g}"
+        )
+        if not claimed <= cap * (1 + RELATIVE_SLACK):
+            fix = "Claim less, or have the cap of the data set reviewed."
+            yield spec.finding("PS032", Severity.ERROR, path, f"{message}.", fix)
+        elif not claimed <= 0.8 * cap * (1 + RELATIVE_SLACK):
+            fix = "Plan what the rest is for: later releases of the same data count too."
+            yield spec.finding("PS033", Severity.WARNING, path, f"{message}, {claimed / cap:.0%} of it.", fix)
+
+
+def _description(section: Any, name: str) -> str:
+    return " ".join((section.model_fields[name].description or "").split())
+
+
+def _quoted(text: str) -> str:
+    return repr(text if len(text) <= 60 else f"{text[:57]}...")

@@ -1,0 +1,111 @@
+"""Rules on the number itself: is epsilon what the mechanism costs, and is it computed well?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from tfdp.errors import AccountingError
+from tfdp.findings import Finding, Severity
+from tfdp.review import costs
+from tfdp.review.claim import RELATIVE_SLACK
+from tfdp.review.sampling import accountable, accountant_models_sampler
+from tfdp.spec import PrivacySpec, Schedule
+
+UNUSED = 0.1  # of the budget, above which it is worth a word
+_SAME_COST = 1.25  # times the cost of one record: a claim up to there was computed for one record
+
+
+def epsilon_is_earned(spec: PrivacySpec) -> Iterator[Finding]:
+    """PS006, PS020, and PS021 for what is left over."""
+    schedule = priced(spec)
+    if schedule is None:
+        return
+    claimed, sigma, path = spec.claim.epsilon, spec.mechanism.noise_multiplier, ("claim", "epsilon")
+    fix = "Raise mechanism.noise_multiplier (null calibrates it), lower the steps, or claim what it costs."
+    try:
+        recomputed = costs.epsilon(spec, schedule)
+    except AccountingError as error:
+        message = f"expected an epsilon that can be recomputed, received: {str(error).rstrip('.')}."
+        yield spec.finding("PS020", Severity.ERROR, path, message, fix)
+        return
+    cost = f"{recomputed:.6g}" if math.isfinite(recomputed) else "unbounded"
+    setting = (
+        f"at delta {spec.claim.delta:g} ({schedule.steps} steps, q = {schedule.sampling_probability:.4g}, "
+        f"sigma = {sigma:g}, {spec.accountant.name}, {spec.claim.adjacency})"
+    )
+    if not recomputed <= claimed * (1 + RELATIVE_SLACK):
+        single = _cost_of_one_record(spec, schedule)
+        if single is not None and single <= claimed * (1 + RELATIVE_SLACK) and claimed <= single * _SAME_COST:
+            message = (
+                f"expected epsilon for all {schedule.records_per_unit} records of a {spec.claim.privacy_unit.kind}, "
+                f"{cost} {setting}, received {claimed:.6g}, which hides one record only (that costs {single:.6g})."
+            )
+            yield spec.finding("PS006", Severity.ERROR, path, message, fix)
+            return
+        message = f"expected the mechanism to cost at most the claimed {claimed:.6g}, received {cost} {setting}."
+        yield spec.finding("PS020", Severity.ERROR, path, message, fix)
+    elif recomputed < (1 - UNUSED) * claimed:
+        message = (
+            f"expected a claim within {UNUSED:.0%} of what the mechanism costs, received {claimed:g} where it costs "
+            f"{cost} {setting}: {1 - recomputed / claimed:.0%} of the budget is not used."
+        )
+        fix = "Claim less, or use it: less noise or more steps."
+        yield spec.finding("PS021", Severity.NOTE, path, message, fix)
+
+
+def renyi_order_is_inside(spec: PrivacySpec) -> Iterator[Finding]:
+    """PS022."""
+    schedule = priced(spec)
+    if schedule is None or spec.accountant.name != "rdp":
+        return
+    best = costs.renyi_order(spec, schedule)
+    if best is not None and best[1]:
+        message = (
+            f"expected the best Renyi order inside the range that is tried, received order {best[0]:g} at its end: "
+            "epsilon holds, but a better order may lie outside."
+        )
+        yield spec.finding("PS022", Severity.WARNING, ("accountant", "name"), message, "Use accountant pld.")
+
+
+def renyi_against_pld(spec: PrivacySpec) -> Iterator[Finding]:
+    """PS021 for the choice of accountant; costs a second accounting, so only for a reviewer."""
+    schedule = priced(spec)
+    if schedule is None or spec.accountant.name != "rdp":
+        return
+    try:
+        renyi, pld = costs.epsilon(spec, schedule), costs.epsilon(spec, schedule, accountant="pld")
+    except AccountingError:
+        return
+    if pld * (1 + UNUSED) < renyi:
+        message = (
+            f"expected the tightest accountant, received rdp, by which the mechanism costs {renyi:.4g} where pld "
+            f"shows {pld:.4g}."
+        )
+        yield spec.finding("PS021", Severity.NOTE, ("accountant", "name"), message, "Use accountant pld.")
+
+
+def prv_is_pld(spec: PrivacySpec) -> Iterator[Finding]:
+    """PS024."""
+    if spec.accountant.name == "prv":
+        message = "received accountant prv: it is answered by the pld accountant, of the same numerical family."
+        yield spec.finding(
+            "PS024", Severity.NOTE, ("accountant", "name"), message, "Write pld to say what is computed."
+        )
+
+
+def priced(spec: PrivacySpec) -> Schedule | None:
+    """The schedule where there is an epsilon to compute: a stated sigma, a sampler and an accountant that fit."""
+    if spec.mechanism.noise_multiplier is None or spec.sampling.scheme == "shuffle":
+        return None
+    schedule = accountable(spec)
+    return None if schedule is None or any(accountant_models_sampler(spec)) else schedule
+
+
+def _cost_of_one_record(spec: PrivacySpec, schedule: Schedule) -> float | None:
+    if schedule.records_per_unit == 1:
+        return None
+    try:
+        return costs.epsilon(spec, schedule, records_per_unit=1)
+    except AccountingError:
+        return None

@@ -1,0 +1,85 @@
+"""What a waiver excuses: a warning or a note, for a reason, by an owner, until a day.
+
+No error can be waived. Most errors say that the claim is not true, and no signature makes it so; the others (PS032, the
+cap of a budget; PS052, an attack that the spec requires) come from a field of the spec, and changing that field is the
+reviewed way. Findings about waivers cannot be waived either.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tfdp.findings import Finding, Severity
+from tfdp.review.catalogue import CATALOGUE
+from tfdp.spec import PrivacySpec, Waiver
+
+
+@dataclass(frozen=True)
+class Waived:
+    """A finding that is accepted, and by which waiver."""
+
+    finding: Finding
+    waiver: Waiver
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Findings after the waivers of their spec.
+
+    Attributes:
+        findings: what is left, with the findings about the waivers themselves.
+        waived: what is accepted.
+    """
+
+    findings: tuple[Finding, ...]
+    waived: tuple[Waived, ...]
+
+
+def waivable(finding: Finding) -> bool:
+    """Whether anybody can excuse this finding."""
+    entry = CATALOGUE.get(finding.id)
+    return finding.severity is not Severity.ERROR and entry is not None and entry.waivable
+
+
+def apply_waivers(spec: PrivacySpec, findings: Sequence[Finding], today: datetime.date) -> Judged:
+    """Takes out of `findings` what the waivers of `spec` excuse on the day `today`; the last day still counts."""
+    in_force: dict[str, Waiver] = {}
+    about: list[Finding] = []
+    for index, waiver in enumerate(spec.waivers):
+        about += (problems := _problems(spec, index, waiver, today))
+        if not problems:
+            in_force.setdefault(waiver.finding, waiver)
+    kept: list[Finding] = []
+    waived: list[Waived] = []
+    for finding in findings:
+        if finding.id in in_force and waivable(finding):
+            waived.append(Waived(finding, in_force[finding.id]))
+        elif finding.id in in_force:
+            fix = f"{finding.fix} The waiver of {finding.id} has no effect: an error cannot be waived."
+            kept.append(finding.model_copy(update={"fix": fix}))
+        else:
+            kept.append(finding)
+    kept = sorted([*kept, *about], key=lambda finding: (finding.line or 0, finding.column or 0))
+    return Judged(tuple(kept), tuple(waived))
+
+
+def _problems(spec: PrivacySpec, index: int, waiver: Waiver, today: datetime.date) -> list[Finding]:
+    """PS060, PS061, PS062."""
+    found = []
+    entry = CATALOGUE.get(waiver.finding)
+    if waiver.expires < today:
+        message = f"expected a waiver of {waiver.finding} that is in force, received one that ended {waiver.expires}."
+        fix = "Mend what it excuses, or have it renewed in a review."
+        found.append(spec.finding("PS060", Severity.ERROR, ("waivers", index, "expires"), message, fix))
+    if waiver.owner is None:
+        message = f"expected somebody who answers for the waiver of {waiver.finding}, received nobody."
+        fix = "Add owner; until then it excuses nothing."
+        found.append(spec.finding("PS061", Severity.WARNING, ("waivers", index, "owner"), message, fix))
+    if entry is None or not entry.waivable:
+        what = "no such finding" if entry is None else "an error" if "error" in entry.severities else "never excused"
+        message = f"expected the id of a warning or a note, received {waiver.finding}, which is {what}."
+        fix = "Delete the waiver: it has no effect."
+        found.append(spec.finding("PS062", Severity.WARNING, ("waivers", index, "finding"), message, fix))
+    return found
