@@ -222,6 +222,16 @@ class TestSaving:
         with pytest.raises(MisuseError):
             loaded.optimizer.apply([tf.ones(v.shape) for v in loaded.trainable_variables], loaded.trainable_variables)
 
+    def test_round_trip_of_several_optimizers(self, plan, tmp_path):
+        inner = keras.optimizers.OptimizerMap(keras.optimizers.Adam(0.5), {".*kernel": keras.optimizers.Lion(2.0)})
+        model = updated(dense_model(tfdp.dp_optimizer(keras.optimizers.MultiOptimizer(inner), plan)), plan)
+        model.save(tmp_path / "model.keras")
+        loaded = keras.saving.load_model(tmp_path / "model.keras")
+        assert type(loaded.optimizer) is type(model.optimizer)
+        assert loaded.optimizer.plan_digest == plan.digest
+        for one, other in zip(loaded.optimizer.variables, model.optimizer.variables, strict=True):
+            np.testing.assert_array_equal(one.numpy(), other.numpy())
+
     def test_config_says_what_the_noise_was(self, plan_of):
         config = tfdp.dp_optimizer("sgd", plan_of(noise=2.0, clip=0.5)).get_config()
         assert (config["l2_norm_clip"], config["noise_multiplier"]) == (0.5, 2.0)

@@ -96,6 +96,9 @@ def _check_layer(layer: Any, trainable: set[int], method: str) -> list[Finding]:
         reason = rules.without_rule(layer)
         if reason is not None:
             found.append(_error("PS044", name, reason, ""))
+    mixing = rules.mixes_units(layer)
+    if mixing is not None:
+        found.append(_error("PS043", name, mixing, "Take a model of another family."))
     hidden = rules.hides_calls(layer, trainable) if method == "bookkeeping" else None
     if hidden is not None:
         found.append(_error("PS044", name, hidden, ""))
