@@ -21,6 +21,7 @@ from tfdp.errors import CardError
 from tfdp.files import atomic_write_bytes, atomic_write_text, fsync_directory, sha256_file
 from tfdp.findings import Finding, Severity
 from tfdp.ledger import Clock, LedgerRecord, read_ledger, timestamp
+from tfdp.spec.schema import Draft, with_head
 
 SCHEMA_ID = "urn:tfdp:schema:model-card:1.0"
 CARD_JSON, CARD_MARKDOWN, CARD_HTML = "MODEL_CARD.json", "MODEL_CARD.md", "MODEL_CARD.html"
@@ -179,11 +180,10 @@ def load_card(path: str | os.PathLike[str]) -> PrivacyCard:
         raise CardError(f"Expected {path} to be JSON, received: {error}. Export it again.") from error
 
 
-def json_schema() -> dict[str, Any]:
-    """JSON schema (draft 2020-12) of MODEL_CARD.json."""
-    schema = PrivacyCard.model_json_schema(mode="serialization")
-    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA_ID}
-    return head | schema | {"title": "tfdp model card 1.0"}
+def json_schema(draft: Draft = "2020-12") -> dict[str, Any]:
+    """JSON schema of MODEL_CARD.json, of draft 2020-12 or 07."""
+    schema = PrivacyCard.model_json_schema(mode="serialization") | {"title": "tfdp model card 1.0"}
+    return with_head(schema, draft, SCHEMA_ID)
 
 
 def _card_file(path: str | os.PathLike[str]) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import importlib
 import json
 import pathlib
@@ -18,19 +19,28 @@ def register(app: typer.Typer) -> None:
     app.command("schema", epilog="Example:\n\n```\ntfdp schema --output privacy-spec-1.0.json\n```\n")(schema)
 
 
-def render(name: str) -> str:
+class Draft(enum.StrEnum):
+    """Versions of JSON Schema."""
+
+    NEW = "2020-12"
+    OLD = "07"
+
+
+def render(name: str, draft: str = "2020-12") -> str:
     """The text of a schema file."""
     module, function = SCHEMAS[name]
-    return json.dumps(getattr(importlib.import_module(module), function)(), indent=2) + "\n"
+    made = getattr(importlib.import_module(module), function)(draft)
+    return json.dumps(made, indent=2, allow_nan=False) + "\n"
 
 
 def schema(
     name: Annotated[str, typer.Argument(help=f"Which schema: {', '.join(SCHEMAS)}.")] = "privacy-spec",
+    draft: Annotated[Draft, typer.Option("--draft", help="07 is for editors that know no later one.")] = Draft.NEW,
     output: Annotated[
         pathlib.Path | None, typer.Option("--output", "-o", help="File to write; else it is printed.")
     ] = None,
 ) -> None:
-    """Print or write a JSON schema (draft 2020-12).
+    """Print or write a JSON schema.
 
     Editors complete and check a spec with it as you type: put `# yaml-language-server: $schema=PATH` on its first
     line. It is a help, not the check: `tfdp validate` is.
@@ -40,10 +50,10 @@ def schema(
     if name not in SCHEMAS:
         raise typer.BadParameter(f"expected {' or '.join(SCHEMAS)}, received {name!r}.", param_hint="NAME")
     if output is None:
-        typer.echo(render(name), nl=False)
+        typer.echo(render(name, draft.value), nl=False)
         return
     try:
-        atomic_write_text(output, render(name))
+        atomic_write_text(output, render(name, draft.value))
     except OSError as error:
         typer.echo(f"tfdp: cannot write {output}: {error.strerror}.", err=True)
         raise typer.Exit(1) from None

@@ -14,8 +14,9 @@ from tfdp.spec.fields import (
     Tuning,
     Waiver,
 )
-from tfdp.spec.privacy_spec import PrivacySpec, json_schema
+from tfdp.spec.privacy_spec import PrivacySpec
 from tfdp.spec.schedule import Schedule
+from tfdp.spec.schema import json_schema
 
 __all__ = [
     "Accountant",

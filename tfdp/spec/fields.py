@@ -7,9 +7,11 @@ A field is constrained here only as far as its own value goes. Everything that t
 from __future__ import annotations
 
 import datetime
-from typing import Annotated, Literal
+import re
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 # Beyond this a whole number is no longer exact as a float, and every count becomes a float in the accounting.
 MAX_COUNT = 2**53
@@ -17,7 +19,8 @@ MAX_COUNT = 2**53
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 PositiveNumber = Annotated[float, Field(gt=0)]
 OpenProbability = Annotated[float, Field(gt=0, lt=1)]
-Text = Annotated[str, Field(pattern=r"\S")]
+# Written out, because what \s holds differs between the regular expressions of Python, Rust and ECMAScript.
+Text = Annotated[str, Field(pattern=r"[^\s\x1c-\x1f\x85\ufeff]")]
 
 DataAccess = Literal["training", "tuning", "clip_selection", "evaluation"]
 
@@ -158,6 +161,15 @@ class Budget(Section):
     """The most delta that all releases may spend."""
 
 
+def _calendar_date(value: Any) -> Any:
+    """Refuses what pydantic would also take for a date: seconds since 1970, and a time of day."""
+    if isinstance(value, str) and not re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", value):
+        raise PydanticCustomError("date_parsing", "expected YYYY-MM-DD")
+    if not isinstance(value, str | datetime.date) or isinstance(value, datetime.datetime):
+        raise PydanticCustomError("date_type", "expected YYYY-MM-DD")
+    return value
+
+
 class Waiver(Section):
     """A finding that somebody accepts, for a reason and for a time."""
 
@@ -167,5 +179,5 @@ class Waiver(Section):
     """Why it is acceptable here."""
     owner: Text | None = None
     """Who answers for it."""
-    expires: Annotated[datetime.date, Field(strict=False)]
+    expires: Annotated[datetime.date, BeforeValidator(_calendar_date), Field(strict=False)]
     """Last day of the waiver, as YYYY-MM-DD."""

@@ -29,8 +29,6 @@ from tfdp.spec.files import format_of, read_text
 from tfdp.spec.reading import Document, Format, Path, Position, ReadingError, read, read_all
 from tfdp.spec.schedule import Schedule, schedule
 
-SCHEMA_ID = "urn:tfdp:schema:privacy-spec:1.0"
-
 
 class PrivacySpec(Section):
     """A differential privacy claim, and the training that is to earn it.
@@ -173,16 +171,6 @@ class PrivacySpec(Section):
 
     def __hash__(self) -> int:
         return hash(self.digest)
-
-
-def json_schema() -> dict[str, Any]:
-    """JSON schema (draft 2020-12) of a privacy spec.
-
-    It helps an editor; it is not the check. Validators accept a YAML `.nan` against bounds, and know no review.
-    """
-    schema = PrivacySpec.model_json_schema()
-    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA_ID}
-    return head | schema | {"title": "tfdp privacy spec 1.0"}
 
 
 def _invalid(name: str | None, findings: list[Finding]) -> SpecError:
