@@ -52,7 +52,7 @@ def findings(
         ),
         *_claim(record, spec, account),
         *_differences(record, spec, account),
-        *_randomness(record),
+        *randomness(record),
         *_budget(spec, account, inputs),
         *_groups(groups),
         *_attacks(spec, account, inputs),
@@ -143,7 +143,7 @@ def _differences(record: LedgerRecord, spec: PrivacySpec, account: Accounting) -
     if digest != plan["digest"]:
         message = f"expected the plan to have the digest it carries, {plan['digest'][:12]}, received {digest[:12]}."
         yield _finding("PS030", "error", "ledger.plan", message, "The header was changed: restore the ledger.")
-    for name, expected, received in _compared(record, spec):
+    for name, expected, received in compared(record, spec):
         same = expected == received
         if not same and isinstance(expected, float) and isinstance(received, int | float):
             same = math.isclose(expected, received, rel_tol=1e-12)
@@ -158,7 +158,7 @@ def _differences(record: LedgerRecord, spec: PrivacySpec, account: Accounting) -
         yield _finding("PS030", severity, "ledger.steps", message, "Plan the steps that are run.")
 
 
-def _compared(record: LedgerRecord, spec: PrivacySpec) -> Iterator[tuple[str, Any, Any]]:
+def compared(record: LedgerRecord, spec: PrivacySpec) -> Iterator[tuple[str, Any, Any]]:
     """(field of the plan, what the spec says, what the ledger says)."""
     plan, unit = record.plan, spec.claim.privacy_unit
     yield "target_epsilon", spec.claim.epsilon, plan["target_epsilon"]
@@ -204,7 +204,7 @@ def _event_text(event: dict[str, Any]) -> str:
     return f"{event:.12g}" if isinstance(event, float) else str(event)
 
 
-def _randomness(record: LedgerRecord) -> Iterator[Finding]:
+def randomness(record: LedgerRecord) -> Iterator[Finding]:
     seed, rng = record.plan.get("seed"), record.plan.get("rng")
     fix = "Train with mechanism.rng: csprng and without a seed."
     if seed is not None:

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from tfdp import __version__
-from tfdp.cli import account, card, demo, diff, schema, train, validate
+from tfdp.cli import account, card, demo, diff, explain, schema, train, validate
 from tfdp.errors import TfdpError
 
 app = typer.Typer(
@@ -45,6 +45,7 @@ def _root(
 
 
 validate.register(app)
+explain.register(app)
 diff.register(app)
 schema.register(app)
 account.register(app)
@@ -58,5 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         app(args=None if arguments is None else list(arguments), prog_name="tfdp")
     except TfdpError as error:
-        print(f"tfdp: {error}", file=sys.stderr)
+        from tfdp.findings import printable
+
+        print("\n".join(printable(line) for line in f"tfdp: {error}".splitlines()), file=sys.stderr)
         sys.exit(1)

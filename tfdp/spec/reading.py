@@ -17,7 +17,7 @@ from typing import Any, Literal, NoReturn
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.events import CollectionEndEvent, CollectionStartEvent, NodeEvent
+from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent, NodeEvent
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 Format = Literal["yaml", "json"]
@@ -151,9 +151,17 @@ def _is_blank(root: Node | None) -> bool:
 def _check_size(text: str) -> None:
     """Stops at the first bracket or value too many: composing a long row of them would take long."""
     depth = values = 0
+    anchors: set[str] = set()
     for event in YAML(typ="safe", pure=True).parse(text):
         depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
         values += isinstance(event, NodeEvent)
+        anchor = None if isinstance(event, AliasEvent) else getattr(event, "anchor", None)
+        if anchor in anchors:  # the library would warn, and go on
+            line, column = event.start_mark.line + 1, event.start_mark.column + 1
+            message = f"expected each anchor (&) once, received {anchor[:80]!r} again."
+            raise ReadingError("PS000", message, "Delete the anchors: aliases are not read.", line=line, column=column)
+        if anchor is not None:
+            anchors.add(anchor)
         if depth > MAX_DEPTH:
             _too_deep(event.start_mark.line + 1, event.start_mark.column + 1)
         if values > MAX_VALUES:

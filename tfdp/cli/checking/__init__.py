@@ -1,0 +1,1 @@
+"""What `tfdp validate` is made of: finding specs, keeping answers, printing findings in the formats of other tools."""
