@@ -103,9 +103,9 @@ def record(model: Any, batch_size: int) -> Iterator[Recording]:
         layers = keras_private.flatten_layers(model)
         flattened = {id(part) for layer in layers for part in rules.flattened_by(layer)}
         for layer in layers:
-            hidden = rules.hides_calls(layer, trainable)
-            if hidden is not None:
-                raise UnsupportedLayerError(hidden)
+            refused = rules.mixes_units(layer) or rules.hides_calls(layer, trainable)
+            if refused is not None:
+                raise UnsupportedLayerError(refused)
             own = keras_private.own_variables(layer)
             if any(id(v) in trainable for v in own):
                 tap = _Tap(layer, rules.rule_for(layer), {id(v.value) for v in own}, batch_size, id(layer) in flattened)

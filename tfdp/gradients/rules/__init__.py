@@ -6,5 +6,6 @@ overrides `call`, or anything that its `call` builds on, never falls under the r
 """
 
 from tfdp.gradients.rules.base import Rule, UsesOf, all_rules, flattened_by, hides_calls, rule_for, without_rule
+from tfdp.gradients.rules.refused import mixes_units
 
-__all__ = ["Rule", "UsesOf", "all_rules", "flattened_by", "hides_calls", "rule_for", "without_rule"]
+__all__ = ["Rule", "UsesOf", "all_rules", "flattened_by", "hides_calls", "mixes_units", "rule_for", "without_rule"]
