@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from tfdp import __version__
-from tfdp.cli import account, card, demo, diff, explain, schema, train, validate
+from tfdp.cli import account, card, demo, diff, explain, init, schema, train, validate
 from tfdp.errors import TfdpError
 
 app = typer.Typer(
@@ -46,6 +46,7 @@ def _root(
 
 validate.register(app)
 explain.register(app)
+init.register(app)
 diff.register(app)
 schema.register(app)
 account.register(app)

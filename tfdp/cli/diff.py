@@ -171,7 +171,7 @@ def _git(*arguments: str, of: str) -> bytes:
     except (OSError, ValueError) as error:
         raise typer.BadParameter(f"Expected git, to read {of!r}. Received: {error}.") from None
     if done.returncode != 0:
-        from tfdp.comparison.rendering import printable
+        from tfdp.findings import printable
 
         said = printable(done.stderr.decode(errors="replace").strip())
         raise typer.BadParameter(f"Expected a file, or REV:PATH that git knows. Received: {of!r}: {said}")

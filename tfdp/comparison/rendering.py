@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import unicodedata
 from typing import Any
 
 from tfdp.comparison.changes import Change, Comparison, Direction
+from tfdp.findings import printable
 
 HEADLINES = {
     Direction.WEAKER: "Privacy becomes weaker",
@@ -77,18 +77,6 @@ def shown(value: Any) -> str:
             text = json.dumps(value, ensure_ascii=False)
     text = printable(text)
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
-
-
-def printable(text: str) -> str:
-    """Text on one line, with every control, format and unassigned character written out."""
-    return "".join(_printable(character) for character in text)
-
-
-def _printable(character: str) -> str:
-    category = unicodedata.category(character)
-    if category == "Zs":
-        return " "
-    return character.encode("unicode_escape").decode("ascii") if category[0] in "CZ" else character
 
 
 def code(text: str) -> str:
