@@ -155,6 +155,31 @@ class TestFiles:
         assert caught.value.__cause__ is None
 
 
+class TestSeveralDocuments:
+    def test_each_is_a_spec_of_its_own(self):
+        specs, findings = PrivacySpec.all_from_text(
+            f"# first\n---\n{TEXT}---\n{changed('epsilon: 8', 'epsilon: 4')}...\n"
+        )
+        assert [spec.claim.epsilon for spec in specs] == [8, 4]
+        assert findings == []
+
+    def test_a_fault_in_one_leaves_the_others(self):
+        specs, findings = PrivacySpec.all_from_text(
+            f"{changed('epsilon: 8', 'epsilon: 0')}---\n- 1\n---\n{TEXT}", name="x"
+        )
+        assert len(specs) == 1
+        lines = len(TEXT.splitlines())
+        assert [(f.where, f.file, f.line) for f in findings] == [("claim.epsilon", "x", 3), ("spec", "x", lines + 2)]
+
+    def test_a_fault_of_the_notation_stops_all(self):
+        specs, findings = PrivacySpec.all_from_text(f"{TEXT}---\na: [\n")
+        assert (specs, [finding.id for finding in findings]) == ([], ["PS000"])
+
+    def test_json_is_one(self):
+        assert len(PrivacySpec.all_from_text(as_json(), "json")[0]) == 1
+        assert PrivacySpec.all_from_text(as_json() * 2, "json")[1]
+
+
 class TestMissing:
     @pytest.mark.parametrize(
         ("lines", "where"),
