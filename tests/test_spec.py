@@ -180,6 +180,26 @@ class TestSeveralDocuments:
         assert PrivacySpec.all_from_text(as_json() * 2, "json")[1]
 
 
+class TestRemedies:
+    """A message alone is enough to repair the file."""
+
+    @pytest.mark.parametrize(
+        ("old", "new", "fix"),
+        [
+            ('schema_version: "1.0"', "schema_version: 1.0", 'Write it in quotes: "1.0".'),
+            ("num_units: 6000", "num_units: 6,000", "Write 6000: digits without separators."),
+            ("size_is_public: true", "size_is_public: yes", "Write true, without quotes."),
+            ("size_is_public: true", "size_is_public: 'false'", "Write false, without quotes."),
+            ("data_accesses: [training]", "data_accesses: training", "Write it as a list: [training]."),
+            ("  clip_norm: 1.0", " clip_norm: 1.0\n  rng: csprng", "indented like its neighbours?"),
+            ("  clip_norm: 1.0", "\tclip_norm: 1.0", "spaces"),
+            ("epsilon: 8", "epsilon: @8", "Quote the text"),
+        ],
+    )
+    def test_says_what_to_write(self, old, new, fix):
+        assert fix in fault(changed(old, new)).fix
+
+
 class TestMissing:
     @pytest.mark.parametrize(
         ("lines", "where"),

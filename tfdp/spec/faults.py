@@ -130,7 +130,7 @@ def _explain(detail: ErrorDetails, path: Path, model: type[BaseModel]) -> tuple[
                 f"expected a number, received one of {value.bit_length()} bits.",
                 "Write a number in the usual range.",
             )
-        return "PS000", expected, _help(model, path)
+        return "PS000", expected, _repaired(kind, value) or _help(model, path)
     return "PS000", *_explain_value(kind, value, context, path, model)
 
 
@@ -141,6 +141,8 @@ def _explain_value(
     match kind:
         case "literal_error":
             choices = _choices(model, path)
+            if not isinstance(value, str) and str(value) in choices:
+                return f'expected the text "{value}", received the number {value}.', f'Write it in quotes: "{value}".'
             close = difflib.get_close_matches(str(value)[:_LONGEST], choices, 1)
             fix = (
                 f"Did you mean {close[0]}?" if close else f"Write {'one of them' if len(choices) > 1 else choices[0]}."
@@ -162,8 +164,23 @@ def _explain_value(
         case _ if kind.startswith("date"):
             return f"expected a date such as 2026-12-31, {received}", _help(model, path)
         case _ if kind in _KINDS:
-            return f"expected {_KINDS[kind]}, {received}", _help(model, path)
+            return f"expected {_KINDS[kind]}, {received}", _repaired(kind, value) or _help(model, path)
     return f"expected a valid value, {received}", _help(model, path)
+
+
+def _repaired(kind: str, value: Any) -> str | None:
+    """How to write what was evidently meant, where that is evident."""
+    if not isinstance(value, str) or len(value) > _LONGEST:
+        return None
+    word = value.strip().lower()
+    if kind == "bool_type" and word in ("yes", "on", "no", "off", "true", "false"):
+        return f"Write {'true' if word in ('yes', 'on', 'true') else 'false'}, without quotes."
+    if kind == "tuple_type" and value.strip():
+        return f"Write it as a list: [{value.strip()}]."
+    if kind in ("int_type", "float_type") and re.fullmatch(r"\d{1,3}([ ,'_]\d{3})+", value.strip()):
+        digits = re.sub(r"\D", "", value)
+        return f"Write {digits}: digits without separators."
+    return None
 
 
 def _shown(value: Any) -> str:

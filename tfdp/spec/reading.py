@@ -120,7 +120,7 @@ def _read_yaml(text: str) -> list[Document | ReadingError]:
         raise ReadingError(
             "PS000",
             f"expected YAML, received a syntax error: {problem}.",
-            "Correct the notation at this place.",
+            _syntax_fix(problem),
             line=mark.line + 1 if mark else None,
             column=mark.column + 1 if mark else None,
         ) from None
@@ -141,6 +141,16 @@ def _read_yaml(text: str) -> list[Document | ReadingError]:
         except ReadingError as error:
             documents.append(error)
     return documents
+
+
+def _syntax_fix(problem: str) -> str:
+    if "block" in problem or "mapping values" in problem or "could not find" in problem:
+        return "Is this line, or the one before it, indented like its neighbours? Quote a text that has a colon in it."
+    if "character" in problem and "tab" not in problem and "\\t" not in problem:
+        return "Quote the text that begins with this character, or delete the character."
+    if "\\t" in problem or "tab" in problem:
+        return "Indent with spaces: YAML takes no tabs there."
+    return "Correct the notation at this place."
 
 
 def _is_blank(root: Node | None) -> bool:
