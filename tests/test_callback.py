@@ -249,6 +249,29 @@ class TestLeavesNothingBehind:
         assert failed.steps == spent
         plain_fit(model)
 
+    @pytest.mark.parametrize("ends", ["well", "by an exception"])
+    def test_matrix_products_are_exact_for_the_length_of_a_fit(self, plan, path, ends):
+        """TensorFloat-32, on by default on GPUs, would take norms and sums to 1e-3 only."""
+        enabled = tf.config.experimental.tensor_float_32_execution_enabled
+        assert enabled()
+        seen = []
+
+        def look(model):
+            seen.append(enabled())
+            if ends != "well":
+                raise ArithmeticError
+
+        callbacks = [tfdp.PrivacyCallback(plan, path), Interfering("on_train_batch_end", look)]
+        model = compiled(network(), plan)
+        if ends == "well":
+            fit(model, plan, callbacks)
+        else:
+            with pytest.raises(ArithmeticError):
+                fit(model, plan, callbacks)
+            fit(model, plan, [tfdp.PrivacyCallback(plan, path)])  # ends the one before
+        assert seen == [False]
+        assert enabled()
+
     def test_plain_training_right_after_an_exception(self, plan, path):
         model = compiled(network(), plan)
         with pytest.raises(KeyError):

@@ -74,6 +74,7 @@ class PrivacyCallback(keras.callbacks.Callback):
         self._ledger: Ledger | None = None
         self._train_step: PrivateTrainStep | None = None
         self._jit_compile_before: Any = None
+        self._tensor_float_32_before: bool | None = None
         self._run: Any = None
         self._steps_seen = 0
 
@@ -113,6 +114,9 @@ class PrivacyCallback(keras.callbacks.Callback):
                 model.optimizer.build(model.trainable_variables)
             if self.plan.rng == "csprng":
                 _reseed(model)
+            # Its products are good to 1e-3 only: a norm that is too small by that much lets a unit move the sum too far.
+            self._tensor_float_32_before = tf.config.experimental.tensor_float_32_execution_enabled()
+            tf.config.experimental.enable_tensor_float_32_execution(False)
             ledger.append("fit_begin", steps_before=ledger.steps)
             self._run = model.train_function = self._guarded(model.train_function)
         except BaseException:
@@ -279,6 +283,9 @@ class PrivacyCallback(keras.callbacks.Callback):
         """Takes everything off the model and closes the ledger; harmless when repeated."""
         self._uninstall_step()
         self.model.train_function = None
+        if self._tensor_float_32_before is not None:
+            tf.config.experimental.enable_tensor_float_32_execution(self._tensor_float_32_before)
+            self._tensor_float_32_before = None
         if self._train_step is not None:
             self._train_step.revoke()
         if self._ledger is not None:
