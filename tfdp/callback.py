@@ -114,7 +114,7 @@ class PrivacyCallback(keras.callbacks.Callback):
                 model.optimizer.build(model.trainable_variables)
             if self.plan.rng == "csprng":
                 _reseed(model)
-            # Its products are good to 1e-3 only: a norm that is too small by that much lets a unit move the sum too far.
+            # Its products are good to 1e-3 only: with norms as wrong as that, a unit could move the sum by more than C.
             self._tensor_float_32_before = tf.config.experimental.tensor_float_32_execution_enabled()
             tf.config.experimental.enable_tensor_float_32_execution(False)
             ledger.append("fit_begin", steps_before=ledger.steps)
