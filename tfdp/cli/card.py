@@ -75,13 +75,15 @@ def _print(path: pathlib.Path, findings: Sequence[Finding], blocking: int) -> No
     from rich.console import Console
     from rich.text import Text
 
+    from tfdp.findings import printable
+
     console = Console(soft_wrap=True, highlight=False)
     for finding in findings:
         console.print(
             Text.assemble(
                 (f"{finding.id} {finding.severity.value}", _COLOURS[finding.severity.value]),
-                f": {finding.where}: {finding.message}\n",
-                (f"    {finding.fix}", "dim"),
+                f": {printable(finding.where)}: {printable(finding.message)}\n",
+                (f"    {printable(finding.fix)}", "dim"),
             )
         )
     if blocking:

@@ -13,8 +13,10 @@ from tfdp.findings import Finding, printable
 _STYLES = {"error": "31;1", "warning": "33;1", "note": "36;1", "place": "1", "frame": "34;1", "good": "32;1"}
 _WIDTH = 100  # of an excerpt: a longer line is shown around its column
 _YAML_LINE = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
-# A quoted text, or everything up to a comma, a bracket or a comment.
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\']|\'\')*\'|[\w.+-]+(?=\s*:)|[^\s,#\]}](?:[^,#\]}\n]*[^\s,#\]}])?')
+# A quoted text, a key, or a value: up to a comma or bracket within brackets, else up to a comment.
+_QUOTED_OR_KEY = r'"(?:[^"\\]|\\.)*"|\'(?:[^\']|\'\')*\'|[\w.+-]+(?=\s*:(?:\s|$))|'
+_IN_BRACKETS = re.compile(_QUOTED_OR_KEY + r"[^\s,#\]}](?:[^,#\]}\n]*[^\s,#\]}])?")
+_IN_BLOCK = re.compile(_QUOTED_OR_KEY + r"[^\s#](?:\S|\s+(?=[^\s#]))*")
 
 Style = Callable[[str, str], str]
 
@@ -65,7 +67,8 @@ def _excerpt(source: Source, number: int, column: int, style: Style, severity: s
         return
     line = lines[number - 1].removeprefix("\ufeff") if number == 1 else lines[number - 1]
     at = min(column - 1, len(line))
-    token = _TOKEN.match(line, at, at + 10 * _WIDTH)
+    pattern = _IN_BRACKETS if source.format == "json" or any(bracket in line[:at] for bracket in "[{") else _IN_BLOCK
+    token = pattern.match(line, at, at + 10 * _WIDTH)
     length = len(token[0]) if token else 1
     start = max(0, at - _WIDTH // 2) if len(line) > _WIDTH else 0
     before, marked = line[start:at], line[at : at + min(length, _WIDTH - (at - start))]
