@@ -50,3 +50,13 @@ def test_counts(text, counts, expected):
 def test_the_file_is_as_strict_as_a_spec(counts):
     with pytest.raises(ValidationError):
         Contributions(**counts)
+
+
+def test_the_page_shows_every_field():
+    import json
+
+    from tfdp.review.pages import page
+
+    shown = json.loads(page().split("```json\n")[1].split("```")[0])
+    assert set(shown) == set(Contributions.model_fields)
+    Contributions.model_validate(shown)
