@@ -28,7 +28,7 @@ No error can be waived. Most of them say that the claim is not true, which no si
 and the attack that a spec requires are fields of the spec, and changing the field is the reviewed way. An expired
 waiver is an error, one without an owner excuses nothing.
 
-`--data contributions.json` compares a spec with counts of the data, made by whoever may see them. Each field is optional:
+`--data contributions.json` compares a spec with counts of the data, made by whoever may see them. All is optional:
 
 ```json
 {
@@ -41,9 +41,9 @@ waiver is an error, one without an owner excuses nothing.
 }
 ```
 
-max_records_per_unit is that of the largest unit, or user, before anything is left out; duplicates are records equal to an
-earlier one; clip_norm_source is default, public or private. The counts are facts about private data: keep the file where
-the data are.
+max_records_per_unit is that of the largest unit, or user, before anything is left out; duplicates are records equal to
+an earlier one; clip_norm_source is default, public or private. The counts are facts about private data: keep the file
+where the data are.
 
 The examples change this spec, which has no finding:
 
