@@ -37,9 +37,11 @@ def command(*arguments: str) -> str:
         "import tfdp.cli",
         command("validate", "examples/specs/truncated-poisson.yaml"),
         command("schema"),
+        command("diff", "examples/specs/truncated-poisson.yaml", "examples/specs/poisson.yaml"),
+        command("init", "-", "--unit", "example", "--description", "x", "--num-units", "900", "--epsilon", "8"),
         command("--help"),
     ],
-    ids=["import", "review", "import-cli", "validate", "schema", "help"],
+    ids=["import", "review", "import-cli", "validate", "schema", "diff", "init", "help"],
 )
 def test_without_tensorflow(code):
     assert loaded_by(code) == set()

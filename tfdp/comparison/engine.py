@@ -25,9 +25,7 @@ def judged(
     """Every difference with what its rule says; a rule of None keeps silent, no rule at all is incomparable."""
     found = []
     for where, one, other in leaves(old, new, whole):
-        rule: Rule | None = special.get(where) or orders.unknown
-        if where not in special:
-            rule = _nearest(where, rules)
+        rule = special[where] if where in special else _nearest(where, rules)
         if rule is not None:
             direction, why = rule(one, other)
             found.append(Change(where, one, other, direction, why))
