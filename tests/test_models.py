@@ -41,7 +41,7 @@ def test_a_language_model_has_no_findings():
         ([keras.layers.Dense(3), keras.layers.BatchNormalization(), keras.layers.Dense(2)], (4,), ["PS043"]),
         ([keras.layers.Dense(3), keras.layers.LayerNormalization(), keras.layers.Dense(2)], (4,), []),
         ([keras.layers.Dense(3), keras.layers.BatchNormalization(trainable=False)], (4,), []),
-        ([keras.layers.Conv1D(2, 2)], (4, 3), ["PS044"]),
+        ([keras.layers.Conv1DTranspose(2, 2)], (4, 3), ["PS044"]),
         ([keras.layers.Dense(2, activity_regularizer="l2")], (4,), ["PS045"]),
         ([keras.layers.Dense(2, kernel_regularizer="l2")], (4,), []),
         ([keras.layers.Dense(2, dtype="mixed_float16")], (4,), ["PS046"]),
@@ -59,9 +59,9 @@ def test_memory_between_batches():
 
 
 def test_layers_without_a_rule_pass_when_frozen_or_vectorized():
-    model = _sequential(keras.layers.Conv1D(2, 2, name="conv"), keras.layers.Dense(2), shape=(4, 3))
+    model = _sequential(keras.layers.Conv1DTranspose(2, 2, name="conv"), keras.layers.Dense(2), shape=(4, 3))
     (finding,) = check_model(model)
-    assert (finding.id, finding.where) == ("PS044", "conv (Conv1D)")
+    assert (finding.id, finding.where) == ("PS044", "conv (Conv1DTranspose)")
     assert "conv" in finding.message
     assert "method='vectorized'" in finding.message
     assert _ids(model, method="vectorized") == []

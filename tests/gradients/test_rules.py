@@ -22,6 +22,7 @@ from tfdp.gradients.bookkeeping import uses_by_variable
 from tfdp.gradients.clipping import Factors
 from tfdp.keras_private import HUB_ROOT_MEAN_SQUARE_NORMS, hub_class
 
+LAYERS = keras.layers
 EinsumDense, Dense = keras.layers.EinsumDense, keras.layers.Dense
 Reversible = keras.layers.ReversibleEmbedding
 
@@ -149,6 +150,24 @@ CASES = [
     Case("group norm, vectors", lambda: keras.layers.GroupNormalization(3, axis=1), (6,)),
     Case("group norm without scale", lambda: keras.layers.GroupNormalization(2, scale=False), (4, 6)),
     Case("group norm, large epsilon", lambda: keras.layers.GroupNormalization(2, epsilon=0.5, center=False), (4, 6)),
+    Case("convolution of a line", lambda: LAYERS.Conv1D(4, 3), (6, 3)),
+    Case("same padding", lambda: LAYERS.Conv1D(4, 2, padding="same", activation="gelu"), (6, 3)),
+    Case("causal, dilated", lambda: LAYERS.Conv1D(4, 3, padding="causal", dilation_rate=2), (6, 3)),
+    Case("causal, strided", lambda: LAYERS.Conv1D(2, 2, padding="causal", strides=2), (6, 3)),
+    Case("groups", lambda: LAYERS.Conv1D(4, 3, groups=2), (6, 6)),
+    Case("convolution of a line, lora", lambda: LAYERS.Conv1D(4, 3, padding="same"), (6, 3), lora=True),
+    Case("convolution without bias", lambda: LAYERS.Conv1D(2, 3, use_bias=False), (6, 3)),
+    Case("convolution of a plane", lambda: LAYERS.Conv2D(4, (2, 3)), (5, 4, 3)),
+    Case("strided, same padding", lambda: LAYERS.Conv2D(4, 3, strides=(2, 1), padding="same"), (5, 4, 3)),
+    Case("dilated", lambda: LAYERS.Conv2D(2, 2, dilation_rate=(2, 1), activation="tanh"), (5, 4, 3)),
+    Case("groups of a plane", lambda: LAYERS.Conv2D(6, 2, groups=3), (4, 4, 3)),
+    Case("convolution of a plane, lora", lambda: LAYERS.Conv2D(4, 2, strides=2), (4, 4, 3), lora=True),
+    Case("channels first", lambda: LAYERS.Conv2D(4, 2, data_format="channels_first"), (2, 4, 4)),
+    Case("depthwise, line", lambda: LAYERS.DepthwiseConv1D(3, depth_multiplier=2, padding="same"), (6, 3)),
+    Case("depthwise, plane", lambda: LAYERS.DepthwiseConv2D(2, strides=2, activation="gelu"), (4, 4, 4)),
+    Case("depthwise, dilated", lambda: LAYERS.DepthwiseConv2D(2, dilation_rate=2, use_bias=False), (4, 4, 4)),
+    Case("separable, line", lambda: LAYERS.SeparableConv1D(4, 3, depth_multiplier=2), (6, 3)),
+    Case("separable, plane", lambda: LAYERS.SeparableConv2D(2, 2, padding="same", activation="tanh"), (4, 3, 3)),
     Case("masked-LM head", _head, (3, 4), call=_call_head),
     Case("masked-LM head, untied", lambda: _head_of(7, activation="tanh"), (3, 4), call=_call_head),
     Case("T5's relative bias", _t5_attention, (5, 4), call=_call_first),

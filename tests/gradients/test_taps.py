@@ -96,7 +96,7 @@ class Scaled(keras.layers.Layer):
         (lambda: Doubled(2, name="twice"), "layer 'twice' (Doubled), which has none. Freeze it"),
         (lambda: Normed(2, name="unit"), "layer 'unit' (Normed), which overrides kernel"),
         (lambda: Scaled(name="scaled"), "layer 'scaled' (Scaled), which has none"),
-        (lambda: keras.layers.Conv1D(2, 2, name="conv"), "layer 'conv' (Conv1D), which has none"),
+        (lambda: keras.layers.Conv1DTranspose(2, 2, name="conv"), "layer 'conv' (Conv1DTranspose), which has none"),
         (lambda: Dense(2, activation=keras.layers.PReLU(name="slope")), "layer 'slope' (PReLU), which has none"),
     ],
 )
@@ -161,6 +161,18 @@ def test_lora_beside_a_kernel_that_trains_too():
 )
 def test_configurations_that_a_rule_does_not_cover(layer, x, words):
     assert words in _refusal(_made(lambda m, x: m.layer(x), x, layer=layer), x)
+
+
+@pytest.mark.parametrize(("heads", "tokens", "axis"), [(2, 2, 1), (4, 3, 3)])
+def test_a_bias_that_keras_adds_along_another_axis(heads, tokens, axis):
+    """As many heads as tokens, or as values of a head: what Keras computes is not what the layer says."""
+    layer = keras.layers.EinsumDense("abc,cde->abde", (None, heads, 4), bias_axes="d")
+    x = _x(tokens=tokens)
+    layer(x)
+    layer.bias.assign(np.arange(heads)[:, None])
+    added = np.asarray(layer(x) - tf.einsum("abc,cde->abde", x, layer.kernel.value))
+    assert not np.allclose(added[0, 0, :, 0], np.arange(heads), atol=1e-4)
+    assert f"along axis {axis}" in _refusal(_made(lambda m, x: m.layer(x), x, layer=layer), x)
 
 
 @pytest.mark.parametrize("options", [{"start_index": 1}, {"positions": np.array([1, 0, 2, 3])}])

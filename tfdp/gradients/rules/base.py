@@ -71,9 +71,10 @@ class Rule:
 @functools.cache
 def all_rules() -> dict[Any, Rule]:
     """Every rule by the layer class that it was written for."""
-    from tfdp.gradients.rules import composite, dense, embedding, normalization
+    from tfdp.gradients.rules import composite, convolution, dense, embedding, normalization
 
-    return {**composite.rules(), **dense.rules(), **embedding.rules(), **normalization.rules()}
+    kinds = (composite, convolution, dense, embedding, normalization)
+    return {layer_class: rule for kind in kinds for layer_class, rule in kind.rules().items()}
 
 
 @functools.cache
@@ -134,6 +135,28 @@ def hides_calls(layer: Any, trainable: Collection[int]) -> str | None:
         f"Expected layers whose calls can be recorded. Received: layer '{layer.name}' ({type(layer).__name__}), made "
         "under keras.RematScope, which runs again in the backward pass. Build the model without it."
     )
+
+
+def check_bias_axis(layer: Any, output_shape: Any, bias_shape: Any) -> None:
+    """Refuses a bias that Keras on TensorFlow adds along another axis than the one that it was made for.
+
+    A bias with one axis longer than 1 is given to `tf.nn.bias_add`, along the last axis of the output where the sizes
+    agree, and else along the second.
+
+    Args:
+        bias_shape: aligned with the trailing axes of the output.
+    """
+    long = [axis for axis, size in enumerate(bias_shape) if size > 1]
+    if len(long) != 1:
+        return
+    size, made_for = bias_shape[long[0]], len(output_shape) - len(bias_shape) + long[0]
+    added = len(output_shape) - 1 if output_shape[-1] == size else 1
+    if size in (output_shape[1], output_shape[-1]) and added != made_for:
+        raise UnsupportedLayerError(
+            f"Expected layer '{layer.name}' ({type(layer).__name__}) to add its bias along axis {made_for}. "
+            f"Received: shape {output_shape}, where Keras adds these {size} values along axis {added}. Change one of "
+            "the sizes, or use a layer without bias."
+        )
 
 
 def other_trainable(layer: Any, covered: Collection[Any]) -> str | None:

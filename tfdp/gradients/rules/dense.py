@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdp.gradients import uses
-from tfdp.gradients.rules.base import Rule, UsesOf, other_trainable
+from tfdp.gradients.rules.base import Rule, UsesOf, check_bias_axis, other_trainable
 
 
 def split_equation(equation: str, input_rank: int) -> tuple[str, str, str]:
@@ -133,6 +133,7 @@ class EinsumDenseRule(Rule):
         elif layer.kernel.trainable:
             found.append((layer.kernel, kernel_use(equation, inputs, gradient, layer.kernel.shape, units)))
         if layer.bias is not None and layer.bias.trainable:
+            check_bias_axis(layer, gradient.shape, layer.bias.shape)
             found.append((layer.bias, bias_use(layer.bias, gradient, units)))
         return found
 
