@@ -55,6 +55,11 @@ def _head() -> Any:
     return keras_hub.layers.MaskedLMHead(token_embedding=Reversible(7, 4), activation="softmax")
 
 
+def _attend(layer: Any, x: Any) -> Any:
+    """Queries from all tokens, keys and values from another view of all but the first."""
+    return layer(x, tf.tanh(x[:, 1:]))
+
+
 _head_of = keras_hub.layers.MaskedLMHead
 _DEBERTA, _RWKV = "deberta_v3.relative_embedding:RelativeEmbedding", "rwkv7.rwkv7_layer:RWKV7"
 
@@ -170,6 +175,10 @@ CASES = [
     Case("separable, plane", lambda: LAYERS.SeparableConv2D(2, 2, padding="same", activation="tanh"), (4, 3, 3)),
     Case("masked-LM head", _head, (3, 4), call=_call_head),
     Case("masked-LM head, untied", lambda: _head_of(7, activation="tanh"), (3, 4), call=_call_head),
+    Case("attention", lambda: LAYERS.MultiHeadAttention(2, 3), (4, 5), call=_attend),
+    Case("attention, values of another width", lambda: LAYERS.MultiHeadAttention(2, 3, 2), (4, 5), call=_attend),
+    Case("grouped attention", lambda: LAYERS.GroupQueryAttention(3, 4, 2), (5, 6), call=_attend),
+    Case("tokens and positions", lambda: keras_hub.layers.TokenAndPositionEmbedding(7, 6, 4), (5,), integers=7),
     Case("T5's relative bias", _t5_attention, (5, 4), call=_call_first),
     Case("T5's relative bias in a decoder", lambda: _t5_attention(True), (5, 4), call=_call_first),
     Case("DeBERTa's relative embedding", lambda: hub_class(_DEBERTA)(hidden_dim=4, bucket_size=3), (5, 4)),
@@ -214,10 +223,11 @@ def _check(layer: Any, x: np.ndarray, call: Callable[[Any, Any], Any], records_p
     found = uses_by_variable(recording, total, units)
     weights = np.linspace(0.0, 1.0, units, dtype="float32")
     factors = Factors(tf.constant(weights), tf.constant(True))
+    largest = max(np.abs(gradient).max() for unit in expected for gradient in unit)
     for variable, column in zip(variables, zip(*expected, strict=True), strict=True):
         wanted = np.stack(column)
         merged = uses.merged(found[id(variable)])
-        scale = np.abs(wanted).max()
+        scale = max(np.abs(wanted).max(), 1e-3 * largest)  # the bias of keys has no gradient, only rounding
         norms = np.sum(wanted.reshape(units, -1).astype(np.float64) ** 2, 1)
         np.testing.assert_allclose(uses.squared_norm(merged), norms, rtol=2e-5, atol=1e-6 * scale**2)
         summed = np.tensordot(weights, wanted, 1)
@@ -285,6 +295,18 @@ def test_einsum_of_any_equation(data):
     lora = data.draw(st.booleans(), label="lora") and kernel[-1] not in shared and len(kernel) > 1
     case = dataclasses.replace(case, lora=lora)
     _check(*_built(case), case.call)
+
+
+@pytest.mark.parametrize("kept", ["bias", "gamma", "beta"])
+def test_biases_or_scales_alone(kept):
+    """What is trained of a block where all kernels are frozen (BitFit), or all but the scales of its norms."""
+    block = keras_hub.layers.TransformerEncoder(6, 2)
+    x = np.random.default_rng(1).normal(size=(4, 3, 6)).astype("float32")
+    block(x)
+    for variable in block.trainable_variables:
+        variable.trainable = variable.path.endswith(kept)
+    assert {v.path.split("/")[-1] for v in block.trainable_variables} == {kept}
+    _check(block, x, _embed)
 
 
 @pytest.mark.parametrize("between", [1, 4])

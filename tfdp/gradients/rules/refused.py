@@ -21,6 +21,7 @@ _XLNET = (
 _REASONS = {
     "mixtral.mixtral_decoder:MixtralSparseMoeBlock": _EXPERTS,
     "qwen_moe.qwen_moe_decoder:QwenSparseMoeBlock": _EXPERTS,
+    "qwen3_5_moe.qwen3_5_moe_decoder:Qwen3_5MoeSparseMoeBlock": _EXPERTS,
     "qwen3_moe.qwen3_moe_decoder:Qwen3SparseMoeBlock": _EXPERTS,
     "xlnet.xlnet_encoder:XLNetAttentionMaskLayer": _XLNET,
 }
