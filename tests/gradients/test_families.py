@@ -41,6 +41,15 @@ SMOLLM3 = {
     "rope_theta": 100.0,
     "partial_rotary_factor": 1.0,
 }
+QWEN3_5 = {
+    "num_layers": 2,
+    "layer_types": ["linear_attention", "full_attention"],
+    "head_dim": 8,
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 4,
+    "linear_value_head_dim": 4,
+}
 T5GEMMA = {
     f"{side}_{option}": value
     for side in ("encoder", "decoder")
@@ -98,13 +107,13 @@ FAMILIES = [
     Family("SmolLM3", SMOLLM3, lora=("q_proj", "v_proj")),
     Family("GptOss", GROUPED | EXPERTS | {"head_dim": 4}),
     Family("Gemma4", GROUPED | {"head_dim": 4, "image_size": None}),
-    Family("Qwen3_5", GROUPED | {"head_dim": 8, "layer_types": ["full_attention"]}),
+    Family("Qwen3_5", GROUPED | QWEN3_5),
     Family(
         "Qwen3_5Moe",
         GROUPED
         | EXPERTS
-        | {"intermediate_dim": None, "moe_intermediate_dim": 6, "shared_expert_intermediate_size": 6, "head_dim": 8}
-        | {"layer_types": ["full_attention"]},
+        | {"intermediate_dim": None, "moe_intermediate_dim": 6, "shared_expert_intermediate_size": 6}
+        | QWEN3_5,
     ),
     Family("RWKV7", {"hidden_dim": None, "hidden_size": 8, "head_size": 4, "num_layers": 2, "gate_lora": 3}),
     Family("Bert", HEADS, ENCODER),
