@@ -186,7 +186,7 @@ class TestRemedies:
     @pytest.mark.parametrize(
         ("old", "new", "fix"),
         [
-            ('schema_version: "1.0"', "schema_version: 1.0", 'Write it in quotes: "1.0".'),
+            ('schema_version: "1.0"', "schema_version: 1.0", 'Write it in quotes: schema_version: "1.0"'),
             ("num_units: 6000", "num_units: 6,000", "Write 6000: digits without separators."),
             ("size_is_public: true", "size_is_public: yes", "Write true, without quotes."),
             ("size_is_public: true", "size_is_public: 'false'", "Write false, without quotes."),

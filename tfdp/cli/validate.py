@@ -170,7 +170,7 @@ def _contributions(path: str | None) -> tuple[Contributions | None, list[Finding
     try:
         return Contributions.model_validate(document.value), []
     except ValidationError as error:
-        return None, field_findings(error.errors(include_url=False), Contributions, path, document.positions)
+        return None, field_findings(error.errors(include_url=False), Contributions, path, document)
 
 
 def _render(report: Report, format: OutputFormat, *, colour: bool) -> str:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any, get_args
+from collections.abc import Mapping
+from typing import Any
 
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
 from tfdp.findings import Finding, Severity, printable
 from tfdp.spec.fields import MAX_COUNT
-from tfdp.spec.reading import Path, Position, ReadingError
+from tfdp.spec.naming import choices_at, closest, meant, section, without_space
+from tfdp.spec.reading import Document, Path, Position, ReadingError, finite_number
+from tfdp.spec.samples import sample
 
 _MOST = 100  # faults that are told of one document
 _LONGEST = 200  # characters of a path or of a number: both can be as long as the file
@@ -27,12 +28,9 @@ _CLAIM_FIELDS: tuple[Path, ...] = (
     ("claim", "privacy_unit", "kind"),
     ("claim", "adjacency"),
 )
-_CLAIM_FIX = (
-    "Add it: epsilon, delta, privacy_unit and adjacency are one claim, and each without the others promises nothing."
-)
-_NUMBER = re.compile(
-    r"\s*[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?\s*|\s*[-+]?\.?(inf|nan|infinity)\s*", re.IGNORECASE
-)
+_CLAIM_WHY = "Epsilon, delta, unit and adjacency are one claim, and each without the others promises nothing."
+_NUMBER = re.compile(r"\s*[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?\s*")
+_NO_NUMBER = re.compile(r"\s*[-+]?\.?(inf|nan|infinity)\s*", re.IGNORECASE)
 _KINDS = {
     "float_type": "a number",
     "int_type": "a whole number",
@@ -81,21 +79,33 @@ def reading_finding(error: ReadingError, file: str | None) -> Finding:
 
 
 def field_findings(
-    details: list[ErrorDetails], model: type[BaseModel], file: str | None, positions: Mapping[Path, Position]
+    details: list[ErrorDetails], model: type[BaseModel], file: str | None, document: Document
 ) -> list[Finding]:
-    """One finding per pydantic error, in the order of the file."""
+    """One finding per fault, in the order of the file: a field that is misspelt is not missing as well."""
+    positions = document.positions
+    unknown = {
+        path: _unknown(model, path, document)
+        for detail in details[:_MOST]
+        if detail["type"] == "extra_forbidden" and (path := tuple(detail["loc"]))
+    }
+    explained = {targets[0] for _, targets in unknown.values() if len(targets) == 1}
     findings = []
     for detail in details[:_MOST]:
         path = tuple(detail["loc"])
-        id, message, fix = _explain(detail, path, model)
-        line, column = place(positions, path, key=detail["type"] == "extra_forbidden")
+        if detail["type"] == "missing" and path in explained:
+            continue
+        if path in unknown:
+            id, message, fix = "PS000", f"expected a known field, received {_shown(str(path[-1]))}.", unknown[path][0]
+        else:
+            id, message, fix = _explain(detail, path, model, document)
+        line, column = place(positions, path, key=path in unknown)
         where = dotted(path)
         findings.append(
             Finding(
                 id=id,
                 severity=Severity.ERROR,
                 where=where,
-                message=message,
+                message=document.named(message),
                 fix=fix,
                 file=file,
                 line=line,
@@ -105,23 +115,27 @@ def field_findings(
     return sorted(findings, key=lambda finding: (finding.line or 0, finding.column or 0))
 
 
-def _explain(detail: ErrorDetails, path: Path, model: type[BaseModel]) -> tuple[str, str, str]:
+def _explain(detail: ErrorDetails, path: Path, model: type[BaseModel], document: Document) -> tuple[str, str, str]:
     """Id, message and fix of one pydantic error."""
-    kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
-    received = f"received {_shown(value)}."
-    if path in _CLAIM_FIELDS and (kind == "missing" or value is None):
-        what = "nothing" if kind == "missing" else "null"
-        return "PS001", f"expected {path[-1]}, received {what}.", _CLAIM_FIX
-    if kind == "missing":
-        return "PS000", "expected this field, received nothing.", _help(model, path).replace("Correct it; ", "Add ", 1)
-    if kind == "extra_forbidden":
-        return "PS000", f"expected a known field, received {_shown(str(path[-1]))}.", _suggestion(model, path)
+    kind, value = detail["type"], detail["input"]
+    position = document.positions.get(path)
+    in_section = bool(path) and isinstance(path[-1], str)
+    empty = value is None and in_section and position is not None and position.is_empty
+    received = f"received {'nothing' if empty else _shown(value)}."
+    if kind == "missing" or empty or (path in _CLAIM_FIELDS and value is None):
+        what = "null" if kind != "missing" and not empty else "nothing"
+        fix = _absent(model, path, document)
+        if path in _CLAIM_FIELDS:
+            return "PS001", f"expected {path[-1]}, received {what}.", f"{_CLAIM_WHY} {fix}"
+        return "PS000", f"expected this field, received {what}.", fix
     if kind == "finite_number" or (isinstance(value, float) and not math.isfinite(value)):
-        return "PS002", f"expected a finite number, {received}", "Write a finite number."
+        return "PS002", f"expected a finite number, {received}", finite_number(path)
     if kind in ("float_type", "int_type"):
         expected = f"expected {_KINDS[kind]}, {received}"
         if isinstance(value, bool):
             return "PS002", expected, "Write the number: true and false are not 1 and 0 here."
+        if isinstance(value, str) and len(value) <= _LONGEST and _NO_NUMBER.fullmatch(value):
+            return "PS002", f"expected a finite number, received {value.strip()}.", finite_number(path)
         if isinstance(value, str) and len(value) <= _LONGEST and _NUMBER.fullmatch(value):
             return "PS002", expected, f"Write {value.strip()} without quotes."
         if isinstance(value, int):
@@ -131,22 +145,33 @@ def _explain(detail: ErrorDetails, path: Path, model: type[BaseModel]) -> tuple[
                 "Write a number in the usual range.",
             )
         return "PS000", expected, _repaired(kind, value) or _help(model, path)
-    return "PS000", *_explain_value(kind, value, context, path, model)
+    if kind in ("model_type", "dict_type") and path:
+        expected = f"expected {_KINDS[kind]}, {received}"
+        if isinstance(value, str) and (glued := without_space(value)):
+            return "PS000", expected, f"Write a space after the colon: {glued[0]}: {glued[1]}"
+        line = sample(model, path, document.format)
+        if line is not None:
+            return "PS000", expected, f"Write the fields of the section; such as: {line}"
+    return "PS000", *_explain_value(detail, path, model, document)
 
 
-def _explain_value(
-    kind: str, value: Any, context: Mapping[str, Any], path: Path, model: type[BaseModel]
-) -> tuple[str, str]:
+def _explain_value(detail: ErrorDetails, path: Path, model: type[BaseModel], document: Document) -> tuple[str, str]:
+    kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
     received = f"received {_shown(value)}."
     match kind:
         case "literal_error":
-            choices = _choices(model, path)
+            choices = choices_at(model, path)
+            if len(choices) == 1 and isinstance(path[-1], str):
+                quoted = "" if isinstance(value, str) else " in quotes"
+                what = f'the text "{value}", received the number {value}.' if str(value) in choices else None
+                return (
+                    f"expected {what or f'{choices[0]}, {received}'}",
+                    f"Write it{quoted}: {sample(model, path, document.format)}",
+                )
             if not isinstance(value, str) and str(value) in choices:
                 return f'expected the text "{value}", received the number {value}.', f'Write it in quotes: "{value}".'
-            close = difflib.get_close_matches(str(value)[:_LONGEST], choices, 1)
-            fix = (
-                f"Did you mean {close[0]}?" if close else f"Write {'one of them' if len(choices) > 1 else choices[0]}."
-            )
+            close = closest(str(value), choices)
+            fix = f"Did you mean {close}?" if close else "Write one of them."
             return f"expected {' or '.join(choices)}, {received}", fix
         case "greater_than":
             return f"expected a number above {context['gt']:g}, {received}", _help(model, path)
@@ -177,9 +202,14 @@ def _repaired(kind: str, value: Any) -> str | None:
         return f"Write {'true' if word in ('yes', 'on', 'true') else 'false'}, without quotes."
     if kind == "tuple_type" and value.strip():
         return f"Write it as a list: [{value.strip()}]."
-    if kind in ("int_type", "float_type") and re.fullmatch(r"\d{1,3}([ ,'_]\d{3})+", value.strip()):
+    number = value.strip()
+    if kind in ("int_type", "float_type") and re.fullmatch(r"\d{1,3}([ ,'_]\d{3})+", number):
         digits = re.sub(r"\D", "", value)
+        if kind == "float_type" and re.fullmatch(r"\d{1,3},\d{3}", number):
+            return f"Write {digits}, without a separator, or {number.replace(',', '.')}, with a decimal point."
         return f"Write {digits}: digits without separators."
+    if kind == "float_type" and re.fullmatch(r"[-+]?\d+,\d+([eE][-+]?\d+)?", number):
+        return f"Write {number.replace(',', '.')}: a decimal point, no comma."
     return None
 
 
@@ -200,19 +230,52 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:76]}...{text[-1]}"
 
 
-def _suggestion(model: type[BaseModel], path: Path) -> str:
-    """The nearest known name beside an unknown one, or the place where the same name is known."""
+def _unknown(model: type[BaseModel], path: Path, document: Document) -> tuple[str, list[Path]]:
+    """The remedy for an unknown field, and the fields that it stands for."""
     name = str(path[-1])[:_LONGEST]
-    siblings = _section(model, path[:-1])
-    names = list(siblings.model_fields) if siblings else []
-    if close := difflib.get_close_matches(name, names, 1, cutoff=0.6):
-        return f"Did you mean {close[0]}?"
-    if homes := [dotted(home) for home in _all_fields(model) if home[-1] == name]:
-        return f"Did you mean {' or '.join(homes)}?"
-    everywhere = {str(home[-1]): home for home in _all_fields(model)}
-    if close := difflib.get_close_matches(name, list(everywhere), 1, cutoff=0.75):
-        return f"Did you mean {dotted(everywhere[close[0]])}?"
-    return f"Known here: {', '.join(names)}." if names else "Delete it."
+    here = section(model, path[:-1])
+    names = list(here.model_fields) if here else []
+    if (glued := without_space(name)) and glued[0] in names:
+        return f"Write a space after the colon: {glued[0]}: {glued[1]}", [(*path[:-1], glued[0])]
+    targets = meant(model, path)
+    if not targets:
+        return (f"Known here: {', '.join(names)}." if names else "Delete it."), []
+    if targets[0][:-1] == path[:-1]:
+        close = str(targets[0][-1])
+        if _holds(document.value, targets[0]):
+            return f"Did you mean {close}? It is there already: delete {printable(name)}.", targets
+        return f"Did you mean {close}?", targets
+    return f"Did you mean {' or '.join(map(dotted, targets))}?", targets
+
+
+def _holds(value: Any, path: Path) -> bool:
+    """Whether a document has something at a path."""
+    for part in path:
+        try:
+            value = value[part]
+        except (LookupError, TypeError):
+            return False
+    return True
+
+
+def _absent(model: type[BaseModel], path: Path, document: Document) -> str:
+    """What to add where a field is missing or empty."""
+    if not path or not isinstance(path[-1], str):
+        return _help(model, path)
+    owner = section(model, path[:-1])
+    field = owner.model_fields.get(path[-1]) if owner else None
+    line = sample(model, path, document.format)
+    if field is None or line is None:
+        return _help(model, path).replace("Correct it; ", "Add ", 1)
+    inside, choices = section(model, path), choices_at(model, path)
+    if inside is not None:
+        fields = ", ".join(key for key, part in inside.model_fields.items() if part.is_required())
+        return f"Add the section, with {fields or ', '.join(inside.model_fields)}; such as: {line}"
+    if len(choices) == 1:
+        return f"Add the line: {line}"
+    what = " ".join((field.description or "").split()).rstrip(".")
+    values = f" Choices: {', '.join(choices)}." if choices else ""
+    return f"Add {path[-1]} ({what}).{values} Such as: {line}"
 
 
 def _help(model: type[BaseModel], path: Path) -> str:
@@ -221,52 +284,8 @@ def _help(model: type[BaseModel], path: Path) -> str:
         return f"Start with these fields: {', '.join(model.model_fields)}."
     while isinstance(path[-1], int):
         path = path[:-1]
-    section = _section(model, path[:-1])
-    field = section.model_fields.get(str(path[-1])) if section else None
+    owner = section(model, path[:-1])
+    field = owner.model_fields.get(str(path[-1])) if owner else None
     if field is None or field.description is None:
         return "Correct it."
     return f"Correct it; {path[-1]}: {' '.join(field.description.split())}"
-
-
-def _choices(model: type[BaseModel], path: Path) -> list[str]:
-    """The values of the Literal at a path."""
-    while path and isinstance(path[-1], int):
-        path = path[:-1]
-    section = _section(model, path[:-1])
-    field = section.model_fields.get(str(path[-1])) if section else None
-    return [str(choice) for choice in _literals(field.annotation)] if field else []
-
-
-def _literals(annotation: Any) -> Iterator[Any]:
-    for argument in get_args(annotation):
-        if isinstance(argument, str):
-            yield argument
-        else:
-            yield from _literals(argument)
-
-
-def _section(model: type[BaseModel], path: Path) -> type[BaseModel] | None:
-    """The model class at a path, or None where there is none."""
-    for part in path:
-        if isinstance(part, int):
-            continue
-        field = model.model_fields.get(part)
-        inside = next(_models(field.annotation), None) if field else None
-        if inside is None:
-            return None
-        model = inside
-    return model
-
-
-def _models(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for argument in get_args(annotation):
-        yield from _models(argument)
-
-
-def _all_fields(model: type[BaseModel], above: Path = ()) -> Iterator[Path]:
-    for name, field in model.model_fields.items():
-        yield (*above, name)
-        for inside in _models(field.annotation):
-            yield from _all_fields(inside, (*above, name))

@@ -129,7 +129,7 @@ class PrivacySpec(Section):
             spec = cls.model_validate(document.value)
         except ValidationError as error:
             details = error.errors(include_url=False)
-            raise _invalid(name, faults.field_findings(details, cls, name, document.positions)) from None
+            raise _invalid(name, faults.field_findings(details, cls, name, document)) from None
         spec._file, spec._positions = name, document.positions
         return spec
 

@@ -26,6 +26,7 @@ Path = tuple[str | int, ...]
 MAX_CHARACTERS = 1 << 17
 MAX_VALUES = 10_000
 MAX_DEPTH = 32
+_START = "Write a first one with tfdp init, which asks a few questions."
 
 
 @dataclass(frozen=True)
@@ -37,13 +38,43 @@ class Position:
     key_line: int
     key_column: int
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing stands after the key, which is then the place of the value too."""
+        return (self.line, self.column) == (self.key_line, self.key_column)
+
 
 @dataclass(frozen=True)
 class Document:
-    """Plain values (dict, list, str, int, float, bool, None) and where they stand."""
+    """Plain values (dict, list, str, int, float, bool, None) and where they stand.
+
+    Attributes:
+        number, count: which of the documents of its file it is, and of how many.
+        separator: line of the `---` before it, when there is one.
+    """
 
     value: Any
     positions: dict[Path, Position] = field(default_factory=dict)
+    format: Format = "yaml"
+    number: int = 1
+    count: int = 1
+    separator: int | None = None
+
+    def named(self, message: str) -> str:
+        """A message, with the number of the document when there are several in the file."""
+        return numbered(message, self.number, self.count)
+
+
+def numbered(message: str, number: int, count: int) -> str:
+    """A message, with the number of the document when there are several in the file."""
+    return message if count == 1 else f"{message} (Document {number} of {count}.)"
+
+
+def finite_number(path: Path) -> str:
+    """What to write in place of NaN and infinity."""
+    return "Write a finite number" + (
+        ", or null: then it is calibrated to the claim." if path and path[-1] == "noise_multiplier" else "."
+    )
 
 
 class ReadingError(Exception):
@@ -94,9 +125,7 @@ def read_all(text: str, format: Format) -> list[Document | ReadingError]:
             "Is this the right file? A spec is about a page long.",
         )
     if not text.strip():
-        raise ReadingError(
-            "PS000", "expected a privacy spec, received an empty document.", "Start from one in examples/specs."
-        )
+        raise ReadingError("PS000", "expected a privacy spec, received an empty document.", _START)
     try:
         return [_read_json(text)] if format == "json" else _read_yaml(text)
     except RecursionError:
@@ -131,9 +160,7 @@ def _read_yaml(text: str) -> list[Document | ReadingError]:
     except (ValueError, IndexError, OverflowError) as error:  # such as the escape of a character that does not exist
         raise ReadingError("PS000", f"expected YAML, received: {error}.", "Correct the notation.") from None
     if not roots:
-        raise ReadingError(
-            "PS000", "expected a privacy spec, received only comments.", "Start from one in examples/specs."
-        )
+        raise ReadingError("PS000", "expected a privacy spec, received only comments.", _START)
     documents: list[Document | ReadingError] = []
     for root in roots:
         try:
@@ -220,7 +247,9 @@ class _YamlDocument:
             inside = (*path, key)
             if inside in self._positions:
                 _duplicate(key, inside, *_mark(key_node), first=self._positions[inside].key_line)
-            self._positions[inside] = Position(*_mark(child), *_mark(key_node))
+            # What is not there has a place in the library's eyes too: that of whatever comes next.
+            empty = isinstance(child, ScalarNode) and not child.value and child.style is None
+            self._positions[inside] = Position(*_mark(key_node if empty else child), *_mark(key_node))
             yield key, child
 
     def _scalar(self, node: ScalarNode, path: Path) -> Any:
@@ -278,7 +307,7 @@ class _JsonDocument:
         end = self._skip(end)
         if end != len(self._text):
             raise json.JSONDecodeError("Extra data", self._text, end)
-        return Document(value, self._positions)
+        return Document(value, self._positions, "json")
 
     def _value(self, at: int, path: Path) -> tuple[Any, int]:
         if len(path) > MAX_DEPTH:
@@ -337,7 +366,7 @@ class _JsonDocument:
             at = self._skip(self._expect(",", at))
 
     def _constant(self, name: str) -> NoReturn:
-        self._refuse(name, "Write a finite number.", id="PS002", expected="a finite number")
+        self._refuse(name, finite_number(self._path), id="PS002", expected="a finite number")
 
     def _refuse(self, received: str, fix: str, *, id: str = "PS000", expected: str = "a plain value") -> NoReturn:
         line, column = self._place(self._at)

@@ -17,6 +17,7 @@ import sys
 from typing import Any, Literal
 
 from tfdp.spec.privacy_spec import PrivacySpec
+from tfdp.spec.samples import EXAMPLES
 
 Draft = Literal["2020-12", "07"]
 
@@ -26,40 +27,6 @@ _DRAFTS: dict[Draft, str] = {
     "07": "http://json-schema.org/draft-07/schema#",
 }
 
-# Section and field -> values that may stand there.
-_EXAMPLES: dict[str, list[Any]] = {
-    "PrivacyUnit.description": ["all e-mails sent from one address", "one answer of one respondent"],
-    "PrivacyUnit.id_field": ["user_id"],
-    "PrivacyUnit.max_records_per_unit": [8],
-    "PrivacyUnit.sequence_length": [128],
-    "Claim.epsilon": [2, 8],
-    "Claim.delta": [1e-6],
-    "Claim.data_accesses": [["training"]],
-    "Data.num_units": [60000],
-    "Data.num_records": [240173],
-    "Data.size_is_public": [True],
-    "Mechanism.clip_norm": [1.0],
-    "Mechanism.noise_multiplier": [None, 1.1],
-    "Sampling.expected_batch_size": [256],
-    "Sampling.probability": [0.01],
-    "Sampling.steps": [1000],
-    "Sampling.epochs": [10],
-    "Sampling.truncated_batch_size": [320],
-    "Sampling.microbatch_size": [32],
-    "Tuning.trials": [20],
-    "Tuning.accounted": [False],
-    "Evaluation.group_field": ["language"],
-    "Evaluation.metrics": [["perplexity"]],
-    "Evaluation.min_group_size": [50],
-    "Budget.dataset_id": ["mail-archive"],
-    "Budget.ledger": ["budgets/mail-archive.jsonl"],
-    "Budget.epsilon_cap": [12],
-    "Budget.delta_cap": [1e-5],
-    "Waiver.finding": ["PS050"],
-    "Waiver.reason": ["The data hold no attribute to group by."],
-    "Waiver.owner": ["privacy-team@example.org"],
-    "Waiver.expires": ["2027-12-31"],
-}
 # What each choice means; in the order of nothing, they are matched by value.
 _CHOICES: dict[str, dict[str, str]] = {
     "PrivacySpec.schema_version": {"1.0": "The only version so far."},
@@ -165,8 +132,8 @@ def with_head(schema: dict[str, Any], draft: Draft, identifier: str) -> dict[str
 def _describe(value: dict[str, Any], name: str) -> None:
     value["title"] = name.partition(".")[2].replace("_", " ").capitalize()
     value["description"] = " ".join(value["description"].split())
-    if name in _EXAMPLES:
-        value["examples"] = _EXAMPLES[name]
+    if name in EXAMPLES:
+        value["examples"] = EXAMPLES[name]
     for part in (value, *value.get("anyOf", ()), value.get("items", {})):
         choices = part.get("enum", [part["const"]] if "const" in part else [])
         if choices and all(isinstance(choice, str) for choice in choices):

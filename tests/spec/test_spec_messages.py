@@ -1,0 +1,182 @@
+"""A message alone is enough to repair a spec: what it says to write, written, takes the fault away."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+
+import pytest
+
+from tfdp.review.catalogue import BASE
+from tfdp.spec import PrivacySpec
+from tfdp.spec.naming import meant
+from tfdp.spec.numbers import rounded_down, rounded_up, shown
+
+VALUES = PrivacySpec.from_text(BASE).to_dict()
+
+
+def faults(text: str, format: str = "yaml"):
+    return PrivacySpec.all_from_text(text, format)[1]
+
+
+def fault(text: str, format: str = "yaml"):
+    (finding,) = faults(text, format)
+    return finding
+
+
+def changed(old: str, new: str) -> str:
+    assert BASE.count(old) == 1, old
+    return BASE.replace(old, new)
+
+
+class TestMisspelt:
+    @pytest.mark.parametrize(
+        ("old", "new", "fix"),
+        [
+            ("  delta:", "  dleta:", "Did you mean delta?"),
+            ("  num_units:", "  n:", "Did you mean num_units?"),
+            ("clip_norm:", "max_grad_norm:", "Did you mean clip_norm?"),
+            ("  privacy_unit:", "  unit:", "Did you mean privacy_unit?"),
+            ("mechanism:", "mechanisms:", "Did you mean mechanism?"),
+            ("schema_version:", "Schema-Version:", "Did you mean schema_version?"),
+            ("  adjacency: add_or_remove_one\n", "", None),
+        ],
+    )
+    def test_one_typo_is_one_finding(self, old, new, fix):
+        finding = fault(changed(old, new))
+        assert fix is None or finding.fix == fix
+
+    def test_another_missing_field_is_still_told(self):
+        found = faults(changed("  delta: 1.0e-6\n", "").replace("  adjacency:", "  adjacecny:"))
+        assert [finding.where for finding in found] == ["claim.delta", "claim.adjacecny"]
+
+    def test_a_field_in_the_wrong_section(self):
+        text = changed("  epsilon: 1.2\n", "").replace("clip_norm", "epsilon: 1.2\n  clip_norm")
+        assert fault(text).fix == "Did you mean claim.epsilon?"
+
+    def test_what_is_there_already_is_to_be_deleted(self):
+        fix = fault(changed("  epochs: 15", "  epochs: 15\n  batch_size: 256")).fix
+        assert fix == "Did you mean expected_batch_size? It is there already: delete batch_size."
+
+    @pytest.mark.parametrize(
+        ("path", "name"),
+        [
+            ("sampling.batch_size", "sampling.expected_batch_size"),
+            ("mechanism.noise", "mechanism.noise_multiplier"),
+            ("mechanism.sigma", "mechanism.noise_multiplier"),
+            ("sampling.sigma", "mechanism.noise_multiplier"),
+            ("mechanism.clip", "mechanism.clip_norm"),
+            ("mechanism.max_grad_norm", "mechanism.clip_norm"),
+            ("mechanism.l2_norm_clip", "mechanism.clip_norm"),
+            ("claim.unit", "claim.privacy_unit"),
+            ("claim.privacy_unit.unit", "claim.privacy_unit.kind"),
+            ("claim.privacy_unit.type", "claim.privacy_unit.kind"),
+            ("sampling.q", "sampling.probability"),
+            ("sampling.sample_rate", "sampling.probability"),
+            ("sampling.num_epochs", "sampling.epochs"),
+            ("sampling.num_steps", "sampling.steps"),
+            ("data.n", "data.num_units"),
+            ("data.num_examples", "data.num_units"),
+            ("data.batch_size", "sampling.expected_batch_size"),
+            ("accountant.type", "accountant.name"),
+            ("claim.privacy_unit.id", "claim.privacy_unit.id_field"),
+            ("budget.epsilon", "budget.epsilon_cap"),
+            ("waivers.id", "waivers.finding"),
+            ("waivers.until", "waivers.expires"),
+        ],
+    )
+    def test_names_of_other_libraries(self, path, name):
+        assert meant(PrivacySpec, tuple(path.split("."))) == [tuple(name.split("."))]
+
+    def test_id_of_a_waiver(self):
+        text = BASE + "waivers:\n  - {id: PS008, reason: r, owner: o, expires: 2031-02-28}\n"
+        assert fault(text).fix == "Did you mean finding?"
+
+
+def places(values, above=()):
+    for key, value in values.items():
+        yield (*above, key)
+        if isinstance(value, dict):
+            yield from places(value, (*above, key))
+
+
+def without(path):
+    values = copy.deepcopy(VALUES)
+    section = values
+    for part in path[:-1]:
+        section = section[part]
+    del section[path[-1]]
+    return values, section
+
+
+REQUIRED = [path for path in places(VALUES) if faults(json.dumps(without(path)[0]), "json")]
+
+
+@pytest.mark.parametrize("format", ["yaml", "json"])
+@pytest.mark.parametrize("path", REQUIRED, ids=".".join)
+def test_the_line_that_a_missing_field_asks_for_can_be_copied(path, format):
+    values, section = without(path)
+    text = json.dumps(values) if format == "json" else "# yaml\n" + json.dumps(values)
+    fix = fault(text, format).fix
+    line = re.search(r"(?:[Ss]uch as|Add the line): (.*)$", fix)
+    assert line, fix
+    if format == "json":
+        section.update(json.loads("{" + line[1] + "}"))
+    else:
+        from tfdp.spec.reading import read
+
+        section.update(read(line[1], "yaml").value)
+    assert faults(json.dumps(values), "json") == []
+
+
+def test_there_are_required_fields():
+    assert len(REQUIRED) == 16
+
+
+class TestValues:
+    @pytest.mark.parametrize(
+        ("old", "new", "fix"),
+        [
+            ('"1.0"', "1.0", 'Write it in quotes: schema_version: "1.0"'),
+            ('"1.0"', '"2"', 'Write it: schema_version: "1.0"'),
+            ("noise_multiplier: 1.16", "noise_multiplier: NaN", "or null: then it is calibrated"),
+            ("noise_multiplier: 1.16", "noise_multiplier: .nan", "or null: then it is calibrated"),
+            ("clip_norm: 1.0", "clip_norm: inf", "Write a finite number."),
+            ("epsilon: 1.2", "epsilon: 1,6", "Write 1.6: a decimal point, no comma."),
+            ("epsilon: 1.2", "epsilon: 1,600", "Write 1600, without a separator, or 1.600, with a decimal point."),
+            ("name: pld", "name: PLD", "Did you mean pld?"),
+            ("add_or_remove_one", "Add-or-remove one", "Did you mean add_or_remove_one?"),
+            ("accountant:\n  name: pld", "accountant: pld", "such as: accountant: {name: pld}"),
+            ("  clip_norm: 1.0\n  noise_multiplier: 1.16", "  clip_norm:1.0", "space after the colon: clip_norm: 1.0"),
+            ("accountant:\n  name: pld", "accountant: {name:pld}", "space after the colon: name: pld"),
+        ],
+    )
+    def test_says_what_to_write(self, old, new, fix):
+        assert fix in fault(changed(old, new)).fix
+
+    def test_not_a_number_has_no_quotes_to_take_away(self):
+        finding = fault(changed("noise_multiplier: 1.16", "noise_multiplier: NaN"))
+        assert finding.id == "PS002"
+        assert "quotes" not in finding.fix
+        assert finding.message == "expected a finite number, received NaN."
+
+    def test_choices_are_listed(self):
+        assert "add_or_remove_one, replace_one, zero_out" in fault(changed("  adjacency: add_or_remove_one\n", "")).fix
+
+    def test_nothing_after_the_colon(self):
+        finding = fault(changed("  epsilon: 1.2", "  epsilon:"))
+        assert (finding.id, finding.line, finding.column) == ("PS001", 3, 3)
+        assert "received nothing" in finding.message
+
+    @pytest.mark.parametrize("text", ["", "# nothing yet\n"])
+    def test_an_empty_file(self, text):
+        assert "tfdp init" in fault(text).fix
+
+
+@pytest.mark.parametrize("value", [1 / 6000, 0.1 / 3, 1.0, 123456789.0, 1e-300, 0.1, 2.0000000000000004])
+@pytest.mark.parametrize("digits", [1, 2, 3, 6])
+def test_rounding_never_passes_the_bound(value, digits):
+    assert float(rounded_down(value, digits)) <= value <= float(rounded_up(value, digits))
+    assert float(rounded_down(value, digits)) > value * (1 - 10 ** (1 - digits))
+    assert float(shown(value)) == value
