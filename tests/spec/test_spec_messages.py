@@ -180,3 +180,89 @@ def test_rounding_never_passes_the_bound(value, digits):
     assert float(rounded_down(value, digits)) <= value <= float(rounded_up(value, digits))
     assert float(rounded_down(value, digits)) > value * (1 - 10 ** (1 - digits))
     assert float(shown(value)) == value
+
+
+class TestSeveralDocuments:
+    @pytest.mark.parametrize("section", ["claim", "data", "mechanism", "sampling"])
+    def test_a_separator_within_a_spec_is_one_finding(self, section):
+        text = changed(f"\n{section}:", f"\n---\n{section}:")
+        finding = fault(text)
+        line = text[: text.index("---")].count("\n") + 1
+        assert (finding.line, finding.column) == (line, 1)
+        assert f"document 2 begins at line {line}" in finding.message
+        assert "Is this line meant?" in finding.fix
+        assert faults(text.replace("---\n", "")) == []
+
+    def test_a_separator_within_a_section(self):
+        (finding,) = faults(changed("  delta:", "---\n  delta:"))
+        assert "begins at line 4 with ---" in finding.fix
+
+    def test_in_a_text_of_one_spec(self):
+        from tfdp.errors import SpecError
+
+        with pytest.raises(SpecError, match="Document 2 begins at line 10 with ---: is that line meant"):
+            PrivacySpec.from_text(changed("\ndata:", "\n---\ndata:"))
+
+    def test_findings_name_their_document(self):
+        text = f"{BASE}---\n{changed('epsilon: 1.2', 'epsilon: 0')}---\n- 1\n---\na: &a 1\nb: *a\n"
+        assert [re.search(r"\(Document (.*)\.\)$", finding.message)[1] for finding in faults(text)] == [
+            "2 of 4",
+            "3 of 4",
+            "4 of 4",
+        ]
+        assert "Document" not in fault(changed("epsilon: 1.2", "epsilon: 0")).message
+
+    def test_so_do_those_of_the_review(self):
+        from tfdp.review import review
+
+        first, second = PrivacySpec.all_from_text(f"{BASE}---\n{changed('exact', 'none')}")[0]
+        assert review(first) == []
+        assert [finding.message.endswith("(Document 2 of 2.)") for finding in review(second)] == [True]
+
+    def test_two_wrong_specs_are_not_one_cut_in_two(self):
+        found = faults(f"{changed('sampling:', 'samplin:')}---\n{changed('mechanism:', 'mechanims:')}")
+        assert [finding.fix for finding in found] == ["Did you mean sampling?", "Did you mean mechanism?"]
+
+
+class TestNotation:
+    @pytest.mark.parametrize(
+        ("old", "new", "line", "fix"),
+        [
+            ("  delta: 1.0e-6", "  delta:1e-6", 4, "Write a space after the colon: delta: 1e-6"),
+            ("  epsilon: 1.2", "  epsilon:1.2", 3, "Write a space after the colon: epsilon: 1.2"),
+            ("  epochs: 15", "  epochs:15", 20, "Write a space after the colon: epochs: 15"),
+            ('"1.0"', '"1.0', None, "a quote not closed, perhaps on line 1?"),
+            ("description: one text", 'description: "one text', None, "a quote not closed, perhaps on line 7?"),
+            ("description: one text", "description: 'one text", None, "a quote not closed, perhaps on line 7?"),
+            ("[training]", "[training", None, "bracket not closed"),
+            ("accountant:\n  name: pld", "budget: {dataset_id: d, epsilon_cap: 1,6}", 21, "decimal point"),
+        ],
+    )
+    def test_yaml(self, old, new, line, fix):
+        finding = fault(changed(old, new))
+        assert fix in finding.fix
+        assert line is None or finding.line == line
+
+    @pytest.mark.parametrize("line", ["url: it's", 'a: "b" # it\'s', "a: x 'y", "'a': [\"b\", 'c''d']", '# "x'])
+    def test_quotes_that_are_closed_or_no_quotes(self, line):
+        from tfdp.spec.hints import _is_open
+
+        assert not _is_open(line)
+
+    @pytest.mark.parametrize(
+        ("text", "fix"),
+        [
+            ('{"a": 1,}', "Delete the comma before }"),
+            ('{"a": [1,\n]}', "Delete the comma before ]"),
+            ('{"a": "x,\n "b": 1}', "a quote not closed, perhaps on line 1?"),
+            ('{"a": "x', "a quote not closed, perhaps on line 1?"),
+            ('{"a": 1,6}', "decimal point"),
+            ("{'a': 1}", "double quotes"),
+            ('{"a": pld}', "double quotes"),
+            ('{"a": 1 "b": 2}', "comma missing"),
+            ('{"a" 1}', "colon"),
+            ('{"a": {"b": 1}', "bracket not closed"),
+        ],
+    )
+    def test_json(self, text, fix):
+        assert fix in fault(text, "json").fix

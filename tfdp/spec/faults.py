@@ -12,7 +12,8 @@ from pydantic_core import ErrorDetails
 
 from tfdp.findings import Finding, Severity, printable
 from tfdp.spec.fields import MAX_COUNT
-from tfdp.spec.naming import choices_at, closest, meant, section, without_space
+from tfdp.spec.hints import without_space
+from tfdp.spec.naming import choices_at, closest, meant, section
 from tfdp.spec.reading import Document, Path, Position, ReadingError, finite_number
 from tfdp.spec.samples import sample
 

@@ -112,12 +112,6 @@ def plain(name: str) -> str:
     return re.sub(r"[\s-]", "_", name[:_LONGEST].strip().lower())
 
 
-def without_space(text: str) -> tuple[str, str] | None:
-    """Key and value of "delta:1e-6", which YAML reads as a single word."""
-    found = re.match(r"\s*([A-Za-z_][A-Za-z0-9_]{0,60}):(?!//)([^\s:]\S*)", text[:_LONGEST])
-    return (found[1], found[2]) if found else None
-
-
 def section(model: type[BaseModel], path: Path) -> type[BaseModel] | None:
     """The model class at a path, or None where there is none."""
     for part in path:

@@ -13,6 +13,7 @@ from tfdp.errors import SpecError
 from tfdp.files import sha256_text
 from tfdp.findings import Finding, Severity
 from tfdp.spec import faults
+from tfdp.spec.cuts import find_cuts
 from tfdp.spec.fields import (
     Accountant,
     Budget,
@@ -26,7 +27,7 @@ from tfdp.spec.fields import (
     Waiver,
 )
 from tfdp.spec.files import format_of, read_text
-from tfdp.spec.reading import Document, Format, Path, Position, ReadingError, read, read_all
+from tfdp.spec.reading import Document, Format, Path, ReadingError, read, read_all
 from tfdp.spec.schedule import Schedule, schedule
 
 
@@ -59,7 +60,7 @@ class PrivacySpec(Section):
     """Findings that somebody accepts."""
 
     _file: str | None = PrivateAttr(default=None)
-    _positions: dict[Path, Position] = PrivateAttr(default_factory=dict)
+    _document: Document = PrivateAttr(default_factory=lambda: Document({}))
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> PrivacySpec:
@@ -91,6 +92,8 @@ class PrivacySpec(Section):
             documents = read_all(text, format)
         except ReadingError as error:
             return [], [faults.reading_finding(error, name)]
+        cuts = find_cuts(documents, [key for key, field in cls.model_fields.items() if field.is_required()])
+        findings += [cut.finding(name) for cut in cuts]
         for document in documents:
             if isinstance(document, ReadingError):
                 findings.append(faults.reading_finding(document, name))
@@ -98,7 +101,9 @@ class PrivacySpec(Section):
             try:
                 specs.append(cls._validated(document, name))
             except SpecError as error:
-                findings += error.findings
+                findings += [
+                    finding for finding in error.findings if not any(cut.explains(document, finding) for cut in cuts)
+                ]
         return specs, findings
 
     @classmethod
@@ -130,7 +135,7 @@ class PrivacySpec(Section):
         except ValidationError as error:
             details = error.errors(include_url=False)
             raise _invalid(name, faults.field_findings(details, cls, name, document)) from None
-        spec._file, spec._positions = name, document.positions
+        spec._file, spec._document = name, document
         return spec
 
     @property
@@ -153,12 +158,12 @@ class PrivacySpec(Section):
 
     def finding(self, id: str, severity: Severity, path: Path, message: str, fix: str) -> Finding:
         """A finding at a field of this spec, with its place in the file."""
-        line, column = faults.place(self._positions, path)
+        line, column = faults.place(self._document.positions, path)
         return Finding(
             id=id,
             severity=severity,
             where=faults.dotted(path),
-            message=message,
+            message=self._document.named(message),
             fix=fix,
             file=self._file,
             line=line,

@@ -12,13 +12,15 @@ import bisect
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NoReturn
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent, NodeEvent
+from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent, DocumentStartEvent, NodeEvent
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from tfdp.spec import hints
 
 Format = Literal["yaml", "json"]
 Path = tuple[str | int, ...]
@@ -100,13 +102,19 @@ def read(text: str, format: Format) -> Document:
         raise ReadingError(
             "PS000",
             "expected a single document, received another document.",
-            "Keep one of them, or give each a file of its own.",
+            f"Keep one of them, or give each a file of its own.{_is_meant(document)}",
             line=place.line,
             column=place.column,
         )
     if isinstance(documents[0], ReadingError):
         raise documents[0]
     return documents[0]
+
+
+def _is_meant(document: Document | ReadingError) -> str:
+    if isinstance(document, ReadingError) or document.separator is None:
+        return ""
+    return f" Document {document.number} begins at line {document.separator} with ---: is that line meant?"
 
 
 def read_all(text: str, format: Format) -> list[Document | ReadingError]:
@@ -141,17 +149,23 @@ def _read_yaml(text: str) -> list[Document | ReadingError]:
         )
     yaml = YAML(typ="safe", pure=True)
     try:
-        _check_size(text)
-        roots = [root for root in yaml.compose_all(text) if not _is_blank(root)]
+        separators = _check_size(text)
+        roots = [
+            (root, separator)
+            for root, separator in zip(yaml.compose_all(text), separators, strict=True)
+            if not _is_blank(root)
+        ]
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         problem = " ".join((error.problem or error.context or "").split())
+        at = mark.line + 1 if mark else None
+        column = mark.column + 1 if mark else None
+        fix, other = hints.yaml_fix(text, problem, at)
+        if other is not None:
+            written = re.split("\r\n|[\n\r\x85\u2028\u2029]", text)[other - 1]
+            at, column = other, len(written) - len(written.lstrip()) + 1
         raise ReadingError(
-            "PS000",
-            f"expected YAML, received a syntax error: {problem}.",
-            _syntax_fix(problem),
-            line=mark.line + 1 if mark else None,
-            column=mark.column + 1 if mark else None,
+            "PS000", f"expected YAML, received a syntax error: {problem}.", fix, line=at, column=column
         ) from None
     except YAMLError as error:
         raise ReadingError(
@@ -162,22 +176,14 @@ def _read_yaml(text: str) -> list[Document | ReadingError]:
     if not roots:
         raise ReadingError("PS000", "expected a privacy spec, received only comments.", _START)
     documents: list[Document | ReadingError] = []
-    for root in roots:
+    for number, (root, separator) in enumerate(roots, 1):
         try:
-            documents.append(_YamlDocument(yaml).read(root))
+            found = _YamlDocument(yaml).read(root)
+            documents.append(replace(found, number=number, count=len(roots), separator=separator))
         except ReadingError as error:
+            error.message = numbered(error.message, number, len(roots))
             documents.append(error)
     return documents
-
-
-def _syntax_fix(problem: str) -> str:
-    if "block" in problem or "mapping values" in problem or "could not find" in problem:
-        return "Is this line, or the one before it, indented like its neighbours? Quote a text that has a colon in it."
-    if "character" in problem and "tab" not in problem and "\\t" not in problem:
-        return "Quote the text that begins with this character, or delete the character."
-    if "\\t" in problem or "tab" in problem:
-        return "Indent with spaces: YAML takes no tabs there."
-    return "Correct the notation at this place."
 
 
 def _is_blank(root: Node | None) -> bool:
@@ -185,11 +191,18 @@ def _is_blank(root: Node | None) -> bool:
     return root is None or (isinstance(root, ScalarNode) and not root.value and root.style is None)
 
 
-def _check_size(text: str) -> None:
-    """Stops at the first bracket or value too many: composing a long row of them would take long."""
+def _check_size(text: str) -> list[int | None]:
+    """Stops at the first bracket or value too many: composing a long row of them would take long.
+
+    Returns:
+        For each document the line of the `---` before it, or None.
+    """
+    separators: list[int | None] = []
     depth = values = 0
     anchors: set[str] = set()
     for event in YAML(typ="safe", pure=True).parse(text):
+        if isinstance(event, DocumentStartEvent):
+            separators.append(event.start_mark.line + 1 if event.explicit else None)
         depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
         values += isinstance(event, NodeEvent)
         anchor = None if isinstance(event, AliasEvent) else getattr(event, "anchor", None)
@@ -203,6 +216,7 @@ def _check_size(text: str) -> None:
             _too_deep(event.start_mark.line + 1, event.start_mark.column + 1)
         if values > MAX_VALUES:
             _too_many(event.start_mark.line + 1, event.start_mark.column + 1)
+    return separators
 
 
 class _YamlDocument:
@@ -240,9 +254,10 @@ class _YamlDocument:
     def _entries(self, node: MappingNode, path: Path) -> Iterator[tuple[str, Node]]:
         for key_node, child in node.value:
             if not isinstance(key_node, ScalarNode) or key_node.tag != "tag:yaml.org,2002:str":
-                self._refuse(
-                    key_node, path, "a key that is not a plain word", "Write a field name followed by a colon."
-                )
+                fix = "Write a field name followed by a colon."
+                if str(key_node.tag).endswith((":int", ":float")) and path:
+                    fix += " In a number, write a decimal point, no comma, and no separators."
+                self._refuse(key_node, path, "a key that is not a plain word", fix)
             key = str(key_node.value)
             inside = (*path, key)
             if inside in self._positions:
@@ -282,7 +297,7 @@ def _read_json(text: str) -> Document:
         raise ReadingError(
             "PS000",
             f"expected JSON, received a syntax error: {error.msg}.",
-            "Correct the notation at this place.",
+            hints.json_fix(text, error),
             line=error.lineno,
             column=error.colno,
         ) from None

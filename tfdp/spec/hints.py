@@ -1,0 +1,94 @@
+"""What was probably meant where a text is not even YAML or JSON, read off its lines."""
+
+from __future__ import annotations
+
+import json
+import re
+
+_SEPARATOR = re.compile(r"---(?:\s|$)")
+_OPENING = re.compile(r"(?:^|[:-]\s|[\[{,])\s*([\"'])")
+_QUOTED = {'"': re.compile(r'"(?:[^"\\]|\\.)*"'), "'": re.compile(r"'(?:[^']|'')*'")}
+_COMMENT = re.compile(r"(?:^|\s)#")
+_MOST = 2000  # characters of a line that are looked at, and lines before the fault
+
+
+def without_space(text: str) -> tuple[str, str] | None:
+    """Key and value of "delta:1e-6", which YAML reads as a single word."""
+    found = re.match(r"\s*([A-Za-z_][A-Za-z0-9_]{0,60}):(?!//)([^\s:]\S*)", text[:200])
+    return (found[1], found[2]) if found else None
+
+
+def yaml_fix(text: str, problem: str, line: int | None) -> tuple[str, int | None]:
+    """The remedy for a syntax error of YAML at a 1-based line, and the line that it is about when that is another."""
+    lines = re.split("\r\n|[\n\r\x85\u2028\u2029]", text)[: line or None]
+    first = max(0, len(lines) - _MOST)
+    for number in range(len(lines), max(first, len(lines) - 3), -1):
+        if glued := without_space(lines[number - 1]):
+            return f"Write a space after the colon: {glued[0]}: {glued[1]}", number
+    for number in range(first + 1, len(lines) + 1):
+        if _is_open(lines[number - 1]):
+            return f"Is a quote not closed, perhaps on line {number}?", None
+    for number in range(first + 1, len(lines) + 1):
+        if number > 1 and _SEPARATOR.match(lines[number - 1]) and any(map(_has_content, lines[: number - 1])):
+            general = _general(problem)
+            return f"{general} A second document begins at line {number} with ---: is that line meant?", None
+    return _general(problem), None
+
+
+def json_fix(text: str, error: json.JSONDecodeError) -> str:
+    """The remedy for a syntax error of JSON."""
+    before, after = text[: error.pos].rstrip(), text[error.pos :].lstrip()
+    if error.msg.startswith(("Unterminated string", "Invalid control character")):
+        start = _string_start(text, error.pos) if error.msg.startswith("Invalid") else error.pos
+        line = text.count("\n", 0, start) + 1
+        return f"Is a quote not closed, perhaps on line {line}? A text has a quote at its beginning and at its end."
+    if not after:
+        return "The file ends too early: is a bracket not closed?"
+    if before.endswith(",") and after[:1] in ("}", "]"):
+        return f"Delete the comma before {after[0]}"
+    if re.search(r"\d,$", before) and re.match(r"\d", after):
+        return "Write a decimal point, no comma; digits are written without separators."
+    if after[:1] == "'":
+        return 'Write texts and names in double quotes (").'
+    if "','" in error.msg:
+        return "Is a comma missing between two entries, or a quote not closed?"
+    if "':'" in error.msg:
+        return "Write a colon between the name and the value."
+    if re.match(r"[A-Za-z_.]", after):
+        return 'Write a text or a name in double quotes ("); the words without quotes are true, false and null.'
+    return "Correct the notation at this place."
+
+
+def _general(problem: str) -> str:
+    if "block" in problem or "mapping values" in problem or "could not find" in problem:
+        return "Is this line, or the one before it, indented like its neighbours? Quote a text that has a colon in it."
+    if "character" in problem and "tab" not in problem and "\\t" not in problem:
+        return "Quote the text that begins with this character, or delete the character."
+    if "\\t" in problem or "tab" in problem:
+        return "Indent with spaces: YAML takes no tabs there."
+    if "flow" in problem or "','" in problem:
+        return "Is a bracket not closed, or a comma missing between two entries?"
+    return "Correct the notation at this place."
+
+
+def _has_content(line: str) -> bool:
+    return bool(line.strip()) and not line.lstrip().startswith(("#", "---", "%"))
+
+
+def _is_open(line: str) -> bool:
+    """Whether a quoted text begins in a line and does not end there."""
+    line, at = line[:_MOST], 0
+    while opening := _OPENING.search(line, at):
+        if _COMMENT.search(line, at, opening.end()):
+            return False
+        closed = _QUOTED[opening[1]].match(line, opening.end() - 1)
+        if closed is None:
+            return True
+        at = closed.end()
+    return False
+
+
+def _string_start(text: str, position: int) -> int:
+    """Where the string that holds a position begins."""
+    at = text.rfind('"', 0, position)
+    return at if at >= 0 else position
