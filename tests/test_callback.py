@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import signal
 import threading
@@ -16,6 +17,7 @@ import tensorflow as tf
 
 import tfdp
 from tfdp.errors import BudgetExhaustedError, LedgerError, LossNotPerUnitError, MisuseError, UnsupportedLayerError
+from tfdp.files import sha256_arrays
 from tfdp.noise import GaussianNoise
 from tfdp.sampling.batches import poisson_batches
 
@@ -219,6 +221,62 @@ class TestLedger:
             fit(loaded, other, [tfdp.PrivacyCallback(other, tmp_path / "other.jsonl")])
         with pytest.raises(MisuseError, match="not private"):
             loaded.train_on_batch(*records())
+
+
+class TestWhatTheCardIsAbout:
+    """The ledger says which weights it left, and no other ledger may take them over."""
+
+    def test_weights_are_recorded_as_epochs_and_fits_end(self, plan_of, path):
+        plan = plan_of(steps=4)
+        model = compiled(network(), plan)
+        fit(model, plan, [tfdp.PrivacyCallback(plan, path)], epochs=2, steps_per_epoch=2)
+        record = tfdp.read_ledger(path)
+        assert [entry["kind"] for entry in record.entries if "weights" in entry] == ["epoch_end"] * 2 + ["fit_end"]
+        assert record.left(sha256_arrays(model.get_weights()))
+        first, second, last = (entry["weights"] for entry in record.entries if "weights" in entry)
+        assert first != second == last
+
+    def test_an_interrupted_fit_records_them_too(self, plan, path):
+        model = compiled(network(), plan)
+        with pytest.raises(ArithmeticError):
+            fit(
+                model,
+                plan,
+                [tfdp.PrivacyCallback(plan, path), Interfering("on_train_batch_end", failing(ArithmeticError()))],
+            )
+        fit(model, plan, [tfdp.PrivacyCallback(plan, path)])
+        assert "fit_interrupted" in [entry["kind"] for entry in tfdp.read_ledger(path).entries]
+
+    @pytest.mark.parametrize("cheat", ["plain fit afterwards", "another model", "a weight changed by hand"])
+    def test_other_weights_get_no_claim(self, plan, path, cheat):
+        model = compiled(network(), plan)
+        fit(model, plan, [tfdp.PrivacyCallback(plan, path)])
+        if cheat == "plain fit afterwards":
+            plain_fit(model)
+        elif cheat == "another model":
+            model = network(seed=2)
+        else:
+            model.trainable_variables[0].assign_add(keras.ops.full(model.trainable_variables[0].shape, 1e-7))
+        tfdp.export(model, path.parent)
+        card = json.loads((path.parent / "MODEL_CARD.json").read_text())
+        assert card["claim"]["status"] == "not claimed"
+        assert any("PS083" in reason for reason in card["claim"]["reasons"])
+
+    def test_a_second_ledger_is_refused(self, plan_of, path):
+        plan = plan_of(steps=4)
+        model = compiled(network(), plan)
+        fit(model, plan, [tfdp.PrivacyCallback(plan, path)])
+        weights = model.get_weights()
+        other = path.with_name("other.jsonl")
+        with pytest.raises(MisuseError, match="1 steps in the optimizer, 0 on"):
+            fit(model, plan, [tfdp.PrivacyCallback(plan, other)])
+        compiled(model, plan)  # a new optimizer has forgotten its steps; the process has not
+        with pytest.raises(MisuseError, match="trained under another ledger"):
+            fit(model, plan, [tfdp.PrivacyCallback(plan, other)])
+        path.unlink()
+        with pytest.raises(MisuseError, match="trained under another ledger"):
+            fit(model, plan, [tfdp.PrivacyCallback(plan, path)])
+        assert_same(model, weights)
 
 
 class TestLeavesNothingBehind:

@@ -7,6 +7,7 @@ permission is given only when the ledger has the step on disk.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import weakref
@@ -16,7 +17,8 @@ import keras
 import tensorflow as tf
 
 from tfdp import keras_private
-from tfdp.errors import BudgetExhaustedError, GradientError, MisuseError, UnsupportedLayerError
+from tfdp.errors import BudgetExhaustedError, GradientError, LedgerError, MisuseError, UnsupportedLayerError
+from tfdp.files import sha256_arrays
 from tfdp.findings import errors
 from tfdp.gradients import METHODS
 from tfdp.ledger import Ledger
@@ -28,6 +30,10 @@ from tfdp.training import PrivateTrainStep
 
 # A fit that ended by an exception told no callback. Whoever comes next, for the same model or the same ledger, ends it.
 _active: weakref.WeakSet[PrivacyCallback] = weakref.WeakSet()
+
+
+# Under which ledger a model of this process has trained: what it holds cannot be claimed by another one.
+_trained_under: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
 class PrivacyCallback(keras.callbacks.Callback):
@@ -110,6 +116,7 @@ class PrivacyCallback(keras.callbacks.Callback):
             ledger = self._ledger = Ledger.create_or_open(self.ledger_path, self.plan.to_dict())
             self._closing = weakref.finalize(self, ledger.close)  # should both be forgotten after an exception
             self._check_budget()
+            self._check_history(model, ledger)
             if not model.optimizer.built:  # inside the step it would be traced twice
                 model.optimizer.build(model.trainable_variables)
             if self.plan.rng == "csprng":
@@ -131,6 +138,7 @@ class PrivacyCallback(keras.callbacks.Callback):
             assert self._train_step is not None
             step = self._ledger.steps + 1
             self._ledger.append_step(step)
+            _trained_under[self.model] = self._ledger.identity
             self._train_step.admit(step)
         except BaseException:
             self._end()
@@ -149,11 +157,13 @@ class PrivacyCallback(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._report(logs)
+        if self._ledger is not None:
+            self._ledger.append("epoch_end", steps=self._ledger.steps, weights=self._weights())
 
     def on_train_end(self, logs: Any = None) -> None:
         if self._ledger is not None:
-            self._ledger.append("fit_end", steps=self._ledger.steps)
-        self._end()
+            self._ledger.append("fit_end", steps=self._ledger.steps, weights=self._weights())
+        self._end(interrupted=False)
 
     def on_test_begin(self, logs: Any = None) -> None:
         if self._ledger is None:  # evaluate(callbacks=[...]) on its own
@@ -230,6 +240,25 @@ class PrivacyCallback(keras.callbacks.Callback):
                 "compiled, or its train function made anew, during the fit). Remove the callback that does it."
             )
 
+    def _check_history(self, model: Any, ledger: Ledger) -> None:
+        """Whether this ledger holds every private step that the model has taken, as far as that can be told."""
+        taken = int(model.optimizer.iterations)
+        if taken > ledger.steps:
+            raise MisuseError(
+                f"Expected a ledger with every step that the optimizer has taken. Received: {taken} steps in the "
+                f"optimizer, {ledger.steps} on {self.ledger_path}. Continue the ledger of those steps; without it "
+                "nothing can be claimed for this model: start again from public weights."
+            )
+        if _trained_under.get(model, ledger.identity) != ledger.identity:
+            raise MisuseError(
+                f"Expected a model that only {self.ledger_path} has trained. Received: one that was trained under "
+                "another ledger, whose steps this one would not count. Continue that ledger, or start again from "
+                "public weights."
+            )
+
+    def _weights(self) -> str:
+        return sha256_arrays(self.model.get_weights())
+
     def _check_budget(self) -> None:
         if self._ledger is None:
             raise MisuseError(
@@ -279,7 +308,7 @@ class PrivacyCallback(keras.callbacks.Callback):
             object.__delattr__(self.model, "train_step")
             self.model.jit_compile = self._jit_compile_before
 
-    def _end(self) -> None:
+    def _end(self, *, interrupted: bool = True) -> None:
         """Takes everything off the model and closes the ledger; harmless when repeated."""
         self._uninstall_step()
         self.model.train_function = None
@@ -290,6 +319,10 @@ class PrivacyCallback(keras.callbacks.Callback):
             self._train_step.revoke()
         if self._ledger is not None:
             self._steps_seen = self._ledger.steps
+            if interrupted and self._ledger.steps and not self._ledger.closed:
+                # Without this line what the fit left gets no card: no harm is done, so no second error is raised.
+                with contextlib.suppress(LedgerError):
+                    self._ledger.append("fit_interrupted", steps=self._ledger.steps, weights=self._weights())
             self._ledger.close()
             self._ledger = None
         _active.discard(self)

@@ -6,7 +6,9 @@ import contextlib
 import hashlib
 import os
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 _CHUNK = 1 << 20
 
@@ -68,6 +70,15 @@ def sha256_file(path: str | os.PathLike[str]) -> str:
     with open(path, "rb") as file:
         while chunk := file.read(_CHUNK):
             digest.update(chunk)
+    return digest.hexdigest()
+
+
+def sha256_arrays(arrays: Iterable[Any]) -> str:
+    """Hexadecimal SHA-256 of numpy arrays in order: types, shapes and values."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(f"{array.dtype.str}{array.shape}".encode())
+        digest.update(array.tobytes())
     return digest.hexdigest()
 
 

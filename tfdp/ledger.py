@@ -6,6 +6,7 @@
 | a step is never given back | lines are only appended; numbers go up by one; a torn last line is a spent step |
 | nothing is changed or removed unseen | every line carries the SHA-256 of the line before it |
 | one contract per ledger | the header holds the plan; another plan cannot continue it |
+| a card is about the model that was trained | the digest of the weights is recorded as every epoch and fit ends |
 | one writer | an exclusive lock, and the length of the file is checked before every append |
 
 The chain catches accidents and edits of single lines. It does not catch whole lines cut off the end, nor somebody who
@@ -21,6 +22,7 @@ import json
 import math
 import os
 import platform
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,6 +135,10 @@ class LedgerRecord:
             adjacency=self.plan["adjacency"],
         )
 
+    def left(self, weights: str) -> bool:
+        """Whether an epoch or a fit of this run ended with weights of this digest (`tfdp.files.sha256_arrays`)."""
+        return any(entry.get("weights") == weights for entry in self.entries)
+
     def of_kind(self, kind: str) -> list[dict[str, Any]]:
         """The entries of one kind, in order."""
         return [entry for entry in self.entries if entry["kind"] == kind]
@@ -159,8 +165,11 @@ def read_ledger(path: str | os.PathLike[str]) -> LedgerRecord:
 class Ledger:
     """An open ledger that steps are appended to. Make one with `Ledger.create_or_open`."""
 
-    def __init__(self, path: Path, stream: Any, *, steps: int, previous: str, size: int, clock: Clock | None):
+    def __init__(
+        self, path: Path, stream: Any, *, identity: str, steps: int, previous: str, size: int, clock: Clock | None
+    ):
         self.path = path
+        self.identity = identity  # SHA-256 of the header: another ledger of the same plan has another one
         self._stream = stream
         self._steps = steps
         self._previous = previous
@@ -199,7 +208,15 @@ class Ledger:
             raw = path.read_bytes()
             record, last_line = _verify(path, raw)
             _refuse_other_plan(record, plan)
-            ledger = cls(path, stream, steps=record.steps, previous=sha256_bytes(last_line), size=len(raw), clock=clock)
+            ledger = cls(
+                path,
+                stream,
+                identity=sha256_bytes(raw.split(b"\n", 1)[0]),
+                steps=record.steps,
+                previous=sha256_bytes(last_line),
+                size=len(raw),
+                clock=clock,
+            )
             if record.torn:
                 ledger._complete_torn_line(raw, record.steps)
         except OSError as error:
@@ -311,6 +328,7 @@ def _create(path: Path, plan: dict[str, Any], clock: Clock | None) -> None:
         "kind": "header",
         "format": FORMAT,
         "created": timestamp(clock),
+        "id": secrets.token_hex(16),
         "versions": installed_versions(),
         "spec": plan["spec"],
         "plan": {key: value for key, value in plan.items() if key != "spec"},

@@ -6,9 +6,11 @@ import datetime
 import json
 import pathlib
 
+import numpy as np
 import pytest
 
 from tfdp.card import export
+from tfdp.files import sha256_arrays
 from tfdp.ledger import Ledger
 from tfdp.plan import make_plan
 from tfdp.spec import PrivacySpec
@@ -84,6 +86,9 @@ class Model:
     def __init__(self, weights=b"weights"):
         self._weights = weights
 
+    def get_weights(self):
+        return [np.frombuffer(self._weights, np.uint8)]
+
     def save(self, path):
         pathlib.Path(path).write_bytes(self._weights)
 
@@ -93,6 +98,7 @@ class Run:
 
     def __init__(self, directory):
         self.SPEC = SPEC
+        self.model = Model()
         self.directory = directory
         self.ledger = directory / "ledger.jsonl"
 
@@ -106,11 +112,13 @@ class Run:
     def plan(self, *, seed=None, **changes):
         return make_plan(self.spec(**changes), seed=seed).to_dict()
 
-    def train(self, plan=None, steps=20, path=None):
+    def train(self, plan=None, steps=20, path=None, model=None):
         """A ledger of so many steps."""
         with Ledger.create_or_open(path or self.ledger, plan or self.plan(), clock=self.clock) as ledger:
             for _ in range(steps):
                 ledger.append_step(ledger.steps + 1)
+            if steps:
+                ledger.append("fit_end", steps=ledger.steps, weights=sha256_arrays((model or Model()).get_weights()))
         return self
 
     @staticmethod

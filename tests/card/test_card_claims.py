@@ -125,9 +125,9 @@ def test_truncated_and_calibrated_plans_raise_no_difference(run):
 
 def test_a_torn_last_line_is_a_step_and_is_told(run):
     run.train(steps=20)
-    run.ledger.write_bytes(run.ledger.read_bytes()[:-9])
+    run.ledger.write_bytes(run.ledger.read_bytes() + b'{"kind":"st')
     run.export()
-    assert run.card["accounting"]["steps_executed"] == 20
+    assert run.card["accounting"]["steps_executed"] == 21
     assert run.card["accounting"]["torn_last_line"] is True
     assert "A crash cut a line" in run.html
     assert check_card(run.directory) == []
@@ -137,6 +137,29 @@ def test_a_ledger_whose_plan_is_of_the_wrong_kind(run):
     run.train({**run.plan(), "num_units": "many"})
     with pytest.raises(CardError, match="cannot be accounted"):
         run.export()
+
+
+class TestModelOfTheRun:
+    """A card is about the weights that the run left, and about no others."""
+
+    def test_weights_that_the_ledger_records(self, run):
+        run.train().export()
+        assert "PS083" not in run.ids()
+        assert run.card["claim"]["epsilon"]["value"] is not None
+
+    @pytest.mark.parametrize("other", [b"weightz", b"weight", b"weights and more"])
+    def test_other_weights_claim_nothing(self, run, other):
+        run.train()
+        run.export(model=type(run.model)(other))
+        assert "PS083" in run.ids("error")
+        assert run.card["claim"]["epsilon"]["value"] is None
+        assert "No privacy claim" in run.html
+
+    def test_an_earlier_epoch_of_the_run_is_covered_too(self, run):
+        earlier = type(run.model)(b"earlier")
+        run.train(model=earlier).train(steps=2)
+        run.export(model=earlier)
+        assert "PS083" not in run.ids()
 
 
 class TestNotMeasured:

@@ -6,12 +6,14 @@ import datetime
 import json
 import pathlib
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from tfdp.card import export
 from tfdp.cli import app
 from tfdp.ledger import Ledger
+from tfdp.files import sha256_arrays
 from tfdp.plan import make_plan
 from tfdp.spec import PrivacySpec
 
@@ -33,6 +35,9 @@ SPEC = {
 class Model:
     name = "model"
 
+    def get_weights(self):
+        return [np.ones(3)]
+
     def save(self, path):
         pathlib.Path(path).write_bytes(b"weights")
 
@@ -41,6 +46,7 @@ class Model:
 def run(tmp_path):
     with Ledger.create_or_open(tmp_path / "ledger.jsonl", make_plan(PrivacySpec.from_dict(SPEC)).to_dict()) as ledger:
         ledger.append_step(1)
+        ledger.append("fit_end", weights=sha256_arrays(Model().get_weights()))
     export(Model(), tmp_path, clock=lambda: datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC))
     return tmp_path
 

@@ -288,6 +288,7 @@ def _provenance(record: LedgerRecord, inputs: CardInputs) -> Provenance:
         ledger_digest=record.digest,
         ledger_file=inputs.ledger_file,
         ledger_created=record.created,
+        parameters_digest=inputs.parameters_digest,
         weights_digest=inputs.weights_digest,
         weights_file=inputs.weights_file,
         versions=record.versions,

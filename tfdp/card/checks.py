@@ -11,6 +11,7 @@
 | PS052 - PS054 | mixed         | no attack; an attack that refutes the claim; an attack without its numbers   |
 | PS060, PS061  | error/warning | a waiver that has expired, or that nobody owns                               |
 | PS070 - PS074 | warning/note  | no utility, no baseline or interval, nothing learned, not finite, not stated |
+| PS083         | error         | the model is not one that the ledger's run left                              |
 
 The findings of `tfdp.review` on the spec come first.
 """
@@ -53,6 +54,7 @@ def findings(
         *_claim(record, spec, account),
         *_differences(record, spec, account),
         *randomness(record),
+        *_model(record, inputs),
         *_budget(spec, account, inputs),
         *_groups(groups),
         *_attacks(spec, account, inputs),
@@ -130,6 +132,16 @@ def _claim(record: LedgerRecord, spec: PrivacySpec, account: Accounting) -> Iter
             f"received {formats.bound(realised)} at delta {formats.exact(record.plan['delta'])}."
         )
         yield _finding("PS020", "error", "claim.epsilon", message, "Claim what it costs, in a reviewed spec.")
+
+
+def _model(record: LedgerRecord, inputs: CardInputs) -> Iterator[Finding]:
+    if not record.left(inputs.parameters_digest):
+        message = (
+            "expected a model as an epoch or a fit on this ledger left it, received other weights "
+            f"({inputs.parameters_digest[:12]}): what else changed them is not counted."
+        )
+        fix = "Export right after the private fit, with its ledger; train no further without privacy."
+        yield _finding("PS083", "error", "model", message, fix)
 
 
 def _differences(record: LedgerRecord, spec: PrivacySpec, account: Accounting) -> Iterator[Finding]:

@@ -59,6 +59,7 @@ class CardInputs(Section):
     created: str
     written_by: Text
     model: ModelFacts
+    parameters_digest: Digest
     weights_digest: Digest
     weights_file: FileName
     ledger_file: FileName
@@ -84,6 +85,7 @@ def inputs_of(card: PrivacyCard) -> CardInputs:
         created=card.created,
         written_by=card.provenance.written_by,
         model=card.provenance.model,
+        parameters_digest=card.provenance.parameters_digest,
         weights_digest=card.provenance.weights_digest,
         weights_file=card.provenance.weights_file,
         ledger_file=card.provenance.ledger_file,

@@ -273,6 +273,8 @@ class Provenance(Section):
     ledger_digest: Digest
     ledger_file: FileName
     ledger_created: Text
+    parameters_digest: Digest
+    """Of the weights as the model held them, which the ledger records as every epoch and fit ends."""
     weights_digest: Digest
     weights_file: FileName
     versions: dict[str, Text]

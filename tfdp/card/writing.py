@@ -18,7 +18,7 @@ from tfdp.card.inputs import inputs_of, read_inputs
 from tfdp.card.model import ModelFacts, PrivacyCard
 from tfdp.card.rendering import render_html, render_markdown
 from tfdp.errors import CardError
-from tfdp.files import atomic_write_bytes, atomic_write_text, fsync_directory, sha256_file
+from tfdp.files import atomic_write_bytes, atomic_write_text, fsync_directory, sha256_arrays, sha256_file
 from tfdp.findings import Finding, Severity
 from tfdp.ledger import Clock, LedgerRecord, read_ledger, timestamp
 from tfdp.spec.schema import Draft, with_head
@@ -83,6 +83,7 @@ def export(
         created=timestamp(clock),
         written_by=_generator(),
         model=_facts(model),
+        parameters_digest=sha256_arrays(model.get_weights()),
         weights_digest="0" * 64,
         weights_file=WEIGHTS,
         ledger_file=LEDGER,

@@ -554,6 +554,15 @@ _ENTRIES: tuple[Entry, ...] = (
         ("card",),
         situation="`tfdp card check` after an update of dp-accounting.",
     ),
+    Entry(
+        "PS083",
+        ("error",),
+        "The model is not one that the run in the ledger left.",
+        "Training without privacy, another ledger or another model may have put private data into its weights.",
+        "Export right after the private fit, with its ledger.",
+        ("card",),
+        situation="`tfdp.export` of a model that was trained further without privacy.",
+    ),
 )
 
 CATALOGUE: dict[str, Entry] = {entry.id: entry for entry in _ENTRIES}
