@@ -33,8 +33,9 @@ _TRUST = {
 }
 _DEDUPLICATION = {
     "none": "Duplicates were not removed before training.",
-    "exact": "Exact duplicates were removed before training; near duplicates were not.",
-    "near": "Near duplicates were removed before training, as far as the method found them.",
+    "exact": "The spec states that exact duplicates were removed before training, which tfdp does not check; near "
+    "duplicates were not.",
+    "near": "The spec states that near duplicates were removed before training, which tfdp does not check.",
 }
 
 # What Keras and the callback put into a history without looking at private data.
@@ -179,7 +180,8 @@ def _progress(inputs: CardInputs) -> DataAccess:
         name="Metrics in the progress bar",
         status="not covered" if shown else "not stated",
         note="Exact values on private data, without noise"
-        + (f": {shown}. They are printed on this card." if shown else ". Not covered if anybody outside sees them."),
+        + (f": {shown}. They are printed on this card." if shown else ". Not covered if anybody outside sees them.")
+        + " So is what a callback decides from them (early stopping, learning rate).",
     )
 
 

@@ -165,8 +165,7 @@ def _plain_fit(model: Any, records: Any, plan: Plan, verbose: int) -> None:
         )
         model.fit(
             batches.prefetch(2),
-            epochs=plan.epochs,
-            steps_per_epoch=min(plan.steps_per_epoch, plan.steps),
+            steps_per_epoch=plan.steps,
             shuffle=False,
             verbose=verbose,
         )
