@@ -299,7 +299,7 @@ class TestEpsilon:
     @pytest.mark.parametrize(
         ("claimed", "changes", "received"),
         [
-            (1.13, {}, "1.13374"),
+            (1.13, {}, "1.13375"),
             (1.1338, {}, None),
             (1.92, {"claim.adjacency": "replace_one"}, "1.928"),
             (1.93, {"claim.adjacency": "replace_one"}, None),

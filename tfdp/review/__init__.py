@@ -27,7 +27,13 @@ from tfdp.review.claim import (
     unit_is_complete,
     unit_is_the_person,
 )
-from tfdp.review.epsilon import epsilon_is_earned, prv_is_pld, renyi_against_pld, renyi_order_is_inside
+from tfdp.review.epsilon import (
+    epsilon_is_earned,
+    epsilon_is_earned_or_how,
+    prv_is_pld,
+    renyi_against_pld,
+    renyi_order_is_inside,
+)
 from tfdp.review.sampling import (
     accountant_models_sampler,
     batch_fits_data,
@@ -60,8 +66,11 @@ RULES: tuple[Rule, ...] = (
     randomness_is_secret,
     claim_fits_budget,
 )
-# Also what only a person who can still change the spec wants to know, and what takes a second accounting.
-REVIEWERS_RULES: tuple[Rule, ...] = (*RULES, renyi_against_pld)
+# Also what only a person who can still change the spec wants to know, and what takes more accounting.
+REVIEWERS_RULES: tuple[Rule, ...] = (
+    *(epsilon_is_earned_or_how if rule is epsilon_is_earned else rule for rule in RULES),
+    renyi_against_pld,
+)
 
 
 def review(spec: PrivacySpec, *, rules: Sequence[Rule] = RULES) -> list[Finding]:

@@ -7,6 +7,8 @@ from typing import Any
 
 from tfdp.findings import Finding, Severity
 from tfdp.spec import PrivacySpec
+from tfdp.spec.numbers import rounded_down, shown, with_article
+from tfdp.spec.samples import sample
 
 RELATIVE_SLACK = 1e-6  # floating point only: never a tolerance of the claim
 LARGE_EPSILON = 10.0
@@ -15,10 +17,11 @@ LARGE_EPSILON = 10.0
 def delta_against_size(spec: PrivacySpec) -> Iterator[Finding]:
     """PS003, PS004."""
     delta, units = spec.claim.delta, spec.data.num_units
-    fix = f"Use at most 1/(10 num_units) = {0.1 / units:.2g}."
+    fix = f"Use at most 1/(10 num_units) = {rounded_down(0.1 / units)}."
     received = f"received {delta:g} for {units} units"
     if not delta * units < 1:
-        message = f"expected delta below 1/num_units = {1 / units:.3g}, {received}: one whole unit may be published."
+        most = rounded_down(1 / units, 3)
+        message = f"expected delta below 1/num_units = {most}, {received}: one whole unit may be published."
         yield spec.finding("PS003", Severity.ERROR, ("claim", "delta"), message, fix)
     elif not delta * units * 10 <= 1 + RELATIVE_SLACK:
         message = (
@@ -40,13 +43,19 @@ def unit_is_complete(spec: PrivacySpec) -> Iterator[Finding]:
         required = list(dict.fromkeys([*required, "max_records_per_unit"]))
     for name in required:
         if getattr(unit, name) is None:
-            message = f"expected {name} for a {unit.kind} unit by method {unit.method}, received nothing."
-            fix = f"Add {name}: {_description(type(unit), name)}"
+            by = "" if unit.method == "native" else f" by method {unit.method}"
+            message = f"expected {name} for {with_article(unit.kind)} unit{by}, received nothing."
+            line = sample(PrivacySpec, ("claim", "privacy_unit", name))
+            fix = f"Add {name} ({_description(type(unit), name).rstrip('.')}). Such as: {line}"
             yield spec.finding("PS005", Severity.ERROR, ("claim", "privacy_unit", name), message, fix)
     if unit.method == "group_privacy" and (unit.max_records_per_unit or 1) > 1 and spec.data.num_records is None:
         message = "expected data.num_records with group_privacy, where records are sampled, received nothing."
         yield spec.finding(
-            "PS005", Severity.ERROR, ("data", "num_records"), message, "Add the public number of records."
+            "PS005",
+            Severity.ERROR,
+            ("data", "num_records"),
+            message,
+            f"Add the public number of records, at least num_units. Such as: num_records: {spec.data.num_units}",
         )
 
 
@@ -54,20 +63,18 @@ def method_protects_unit(spec: PrivacySpec) -> Iterator[Finding]:
     """PS009."""
     unit = spec.claim.privacy_unit
     records = unit.max_records_per_unit or 1
-    path = ("claim", "privacy_unit", "method")
+    path, a_unit = ("claim", "privacy_unit", "method"), f"{with_article(unit.kind)} unit"
     if unit.kind in ("example", "sequence"):
         if unit.method != "native":
-            message = f"expected method native for a {unit.kind} unit, which is one record, received {unit.method}."
+            message = f"expected method native for {a_unit}, which is one record, received {unit.method}."
             yield spec.finding("PS009", Severity.ERROR, path, message, "Use native, or claim a document or user unit.")
         elif records > 1:
-            message = (
-                f"expected max_records_per_unit 1 for a {unit.kind} unit, which is one record, received {records}."
-            )
+            message = f"expected max_records_per_unit 1 for {a_unit}, which is one record, received {records}."
             path = ("claim", "privacy_unit", "max_records_per_unit")
             yield spec.finding("PS009", Severity.ERROR, path, message, "Delete it, or claim a document or user unit.")
     elif unit.method == "native" and records > 1:
         message = (
-            f"expected a method that covers all {records} records of a {unit.kind}, received native, "
+            f"expected a method that covers all {records} records of {with_article(unit.kind)}, received native, "
             "which samples and clips each record on its own and hides one record only."
         )
         fix = "Use user_wise_dp_sgd or group_privacy, or max_records_per_unit: 1."
@@ -91,8 +98,8 @@ def duplicates_are_removed(spec: PrivacySpec) -> Iterator[Finding]:
     unit = spec.claim.privacy_unit
     if unit.kind != "user" and spec.data.deduplication == "none":
         message = (
-            f"expected duplicates to be removed with a {unit.kind} unit, received deduplication none: a text that "
-            "occurs twice is hidden half as well."
+            f"expected duplicates to be removed with {with_article(unit.kind)} unit, received deduplication none: of a "
+            "text that occurs twice the claim hides one copy, and the other stays in the data."
         )
         fix = "Remove exact duplicates at least, and write deduplication: exact."
         yield spec.finding("PS008", Severity.WARNING, ("data", "deduplication"), message, fix)
@@ -162,11 +169,11 @@ def claim_fits_budget(spec: PrivacySpec) -> Iterator[Finding]:
             continue
         path = ("budget", f"{name}_cap")
         message = (
-            f"expected the claim to stay within {name} {cap:g} for {_quoted(spec.budget.dataset_id)}, "
-            f"received {claimed:g}"
+            f"expected the claim to stay within {name} {rounded_down(cap, 6)} for {_quoted(spec.budget.dataset_id)}, "
+            f"received {shown(claimed)}"
         )
         if not claimed <= cap * (1 + RELATIVE_SLACK):
-            fix = "Claim less, or have the cap of the data set reviewed."
+            fix = f"Claim at most {rounded_down(cap, 6)}, or have the cap of the data set reviewed."
             yield spec.finding("PS032", Severity.ERROR, path, f"{message}.", fix)
         elif not claimed <= 0.8 * cap * (1 + RELATIVE_SLACK):
             fix = "Plan what the rest is for: later releases of the same data count too."

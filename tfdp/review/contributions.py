@@ -71,7 +71,8 @@ def compare(spec: PrivacySpec, data: Contributions) -> Iterator[Finding]:
         size = getattr(spec.sampling, name)
         if size is not None and there is not None and size > there:
             message = f"expected {name} of at most the {there} that the data hold, received {size:g}."
-            yield spec.finding("PS013", Severity.ERROR, ("sampling", name), message, "Lower it.")
+            fix = f"Write {name}: {there} or less. Then tfdp account says what it costs."
+            yield spec.finding("PS013", Severity.ERROR, ("sampling", name), message, fix)
     if data.clip_norm_source == "private":
         message = (
             "expected a clip norm chosen on nothing or on public data, received one chosen on gradients of the "

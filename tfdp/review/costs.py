@@ -89,6 +89,14 @@ def renyi_order(spec: PrivacySpec, schedule: Schedule) -> tuple[float, bool] | N
     return None if answer is None or isinstance(answer, dict) else (answer[0], answer[1])
 
 
+def least_noise(spec: PrivacySpec, schedule: Schedule) -> float | None:
+    """The smallest noise multiplier that keeps the claim; None where there is none, or where finding it takes long."""
+    if spec.sampling.scheme == "truncated_poisson" or schedule.records_per_unit > 1:
+        return None
+    answer = _ask("least noise", spec, schedule, noise_multiplier=None, epsilon=spec.claim.epsilon)
+    return None if isinstance(answer, dict) else float(answer)
+
+
 def _ask(kind: str, spec: PrivacySpec, schedule: Schedule, **changes: Any) -> Any:
     question = {
         "kind": kind,
@@ -133,6 +141,16 @@ def _compute(asked: str) -> Any:
                 **setting,
             )
             return "inf" if math.isinf(value) else value
+        if question["kind"] == "least noise":
+            return accounting.calibrate_noise_multiplier(
+                target_epsilon=question["epsilon"],
+                delta=question["delta"],
+                steps=question["steps"],
+                scheme=question["scheme"],
+                sampling_probability=question["sampling_probability"],
+                num_units=question["population"],
+                **setting,
+            ).noise_multiplier
         event = accounting.step_event(
             scheme=question["scheme"],
             sampling_probability=question["sampling_probability"],

@@ -11,6 +11,7 @@ from tfdp.review import costs
 from tfdp.review.claim import RELATIVE_SLACK, delta_against_size
 from tfdp.review.sampling import accountable, accountant_models_sampler
 from tfdp.spec import PrivacySpec, Schedule
+from tfdp.spec.numbers import counted, rounded_up, shown, with_article
 
 UNUSED = 0.1  # of the budget, above which it is worth a word
 _SAME_COST = 1.25  # times the cost of one record: a claim up to there was computed for one record
@@ -18,40 +19,88 @@ _SAME_COST = 1.25  # times the cost of one record: a claim up to there was compu
 
 def epsilon_is_earned(spec: PrivacySpec) -> Iterator[Finding]:
     """PS006, PS020, and PS021 for what is left over."""
+    yield from _earned(spec, calibrated=False)
+
+
+def epsilon_is_earned_or_how(spec: PrivacySpec) -> Iterator[Finding]:
+    """The same, with the noise that keeps the claim: a search, so only for a reviewer."""
+    yield from _earned(spec, calibrated=True)
+
+
+def _earned(spec: PrivacySpec, *, calibrated: bool) -> Iterator[Finding]:
     schedule = priced(spec)
     if schedule is None:
         return
     claimed, sigma, path = spec.claim.epsilon, spec.mechanism.noise_multiplier, ("claim", "epsilon")
     fix = "Raise mechanism.noise_multiplier (null calibrates it), lower the steps, or claim what it costs."
+    fix += f" {_command(spec, schedule)} says how much noise the claim takes."
     try:
         recomputed = costs.epsilon(spec, schedule)
     except AccountingError as error:
         message = f"expected an epsilon that can be recomputed, received: {str(error).rstrip('.')}."
         yield spec.finding("PS020", Severity.ERROR, path, message, fix)
         return
-    cost = f"{recomputed:.6g}" if math.isfinite(recomputed) else "unbounded"
+    cost = rounded_up(recomputed) if math.isfinite(recomputed) else "unbounded"
     setting = (
-        f"at delta {spec.claim.delta:g} ({schedule.steps} steps, q = {schedule.sampling_probability:.4g}, "
+        f"at delta {spec.claim.delta:g} ({counted(schedule.steps, 'step')}, q = {schedule.sampling_probability:.4g}, "
         f"sigma = {sigma:g}, {spec.accountant.name}, {spec.claim.adjacency})"
     )
     if not recomputed <= claimed * (1 + RELATIVE_SLACK):
+        fix = _remedy(spec, schedule, recomputed) if calibrated else fix
         single = _cost_of_one_record(spec, schedule)
         if single is not None and single <= claimed * (1 + RELATIVE_SLACK) and claimed <= single * _SAME_COST:
             message = (
-                f"expected epsilon for all {schedule.records_per_unit} records of a {spec.claim.privacy_unit.kind}, "
-                f"{cost} {setting}, received {claimed:.6g}, which hides one record only (that costs {single:.6g})."
+                f"expected epsilon for all {schedule.records_per_unit} records of "
+                f"{with_article(spec.claim.privacy_unit.kind)}, {cost} {setting}, "
+                f"received {shown(claimed)}, which hides one record only (that costs {single:.6g})."
             )
             yield spec.finding("PS006", Severity.ERROR, path, message, fix)
             return
-        message = f"expected the mechanism to cost at most the claimed {claimed:.6g}, received {cost} {setting}."
+        message = f"expected the mechanism to cost at most the claimed {shown(claimed)}, received {cost} {setting}."
         yield spec.finding("PS020", Severity.ERROR, path, message, fix)
     elif recomputed < (1 - UNUSED) * claimed and not errors(delta_against_size(spec)):
         message = (
-            f"expected a claim within {UNUSED:.0%} of what the mechanism costs, received {claimed:g} where it costs "
-            f"{cost} {setting}: {1 - recomputed / claimed:.0%} of the budget is not used."
+            f"expected a claim within {UNUSED:.0%} of what the mechanism costs, received {shown(claimed)} where it "
+            f"costs {cost} {setting}: {1 - recomputed / claimed:.0%} of the budget is not used."
         )
-        fix = "Claim less, or use it: less noise or more steps."
+        fix = (
+            f"Claim {cost}, or use what is left: more steps, or less noise ({_command(spec, schedule)} says how much)."
+        )
         yield spec.finding("PS021", Severity.NOTE, path, message, fix)
+
+
+def _remedy(spec: PrivacySpec, schedule: Schedule, cost: float) -> str:
+    """Each way out in numbers: they are certified or rounded so that they pass."""
+    claim = f", or claim.epsilon: {rounded_up(cost)}, which is what it costs" if math.isfinite(cost) else ""
+    try:
+        sigma = costs.least_noise(spec, schedule)
+    except AccountingError:
+        sigma = None
+    if sigma is None:
+        ways = f"Raise mechanism.noise_multiplier (null calibrates it), or lower the steps{claim}."
+        return f"{ways} {_command(spec, schedule)} says how much noise the claim takes."
+    return (
+        f"Write mechanism.noise_multiplier: {shown(sigma)}, the least that keeps the claim{claim}, or take fewer steps."
+    )
+
+
+def _command(spec: PrivacySpec, schedule: Schedule) -> str:
+    """The call that calibrates this claim, to be copied."""
+    sampling = spec.sampling
+    options = {
+        "num-units": schedule.population,
+        "batch-size": None if sampling.scheme == "full_batch" else shown(schedule.expected_batch_size),
+        "steps": schedule.steps,
+        "epsilon": shown(spec.claim.epsilon),
+        "delta": shown(spec.claim.delta),
+        "accountant": None if spec.accountant.name == "pld" else spec.accountant.name,
+        "adjacency": None if spec.claim.adjacency == "add_or_remove_one" else spec.claim.adjacency,
+        "scheme": None if sampling.scheme == "poisson" else sampling.scheme,
+        "truncated-batch-size": sampling.truncated_batch_size,
+        "records-per-unit": None if schedule.records_per_unit == 1 else schedule.records_per_unit,
+    }
+    flags = (f"--{name} {value}" for name, value in options.items() if value is not None)
+    return f"`tfdp calibrate {' '.join(flags)}`"
 
 
 def renyi_order_is_inside(spec: PrivacySpec) -> Iterator[Finding]:

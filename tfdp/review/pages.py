@@ -59,6 +59,7 @@ def entry_text(entry: Entry) -> str:
         f"What to do: {entry.fix}",
         f"Told from: {', '.join(SOURCES[source] for source in entry.sources)}.",
         f"Waiver: {'possible' if entry.waivable else 'not possible'}.",
+        *(["\n".join(["To waive it:", *(f"    {line}" for line in _waiver(entry))])] if entry.waivable else []),
         "\n".join(["Example:", *(f"    {line}" for line in _example(entry))]),
     ]
     return "\n\n".join(parts) + "\n"
@@ -98,6 +99,14 @@ def example_values(entry: Entry, base: Mapping[str, Any]) -> dict[str, Any]:
         else:
             section[name] = value
     return values
+
+
+def _waiver(entry: Entry) -> Iterator[str]:
+    yield "waivers:"
+    yield f"  - finding: {entry.id}"
+    yield "    reason: why it is acceptable here"
+    yield "    owner: who answers for it"
+    yield "    expires: YYYY-MM-DD      # the last day"
 
 
 def _fenced(entry: Entry) -> Iterator[str]:

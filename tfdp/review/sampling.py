@@ -10,6 +10,7 @@ from tfdp.review import costs
 from tfdp.review.claim import unit_is_complete
 from tfdp.spec import PrivacySpec, Schedule
 from tfdp.spec.consistency import conflicts, population
+from tfdp.spec.numbers import shown
 
 
 def shuffled_batches(spec: PrivacySpec) -> Iterator[Finding]:
@@ -29,7 +30,10 @@ def shuffled_batches(spec: PrivacySpec) -> Iterator[Finding]:
             )
         except AccountingError as error:
             message += f" What it costs without amplification is unknown: {error}"
-    fix = "Use scheme poisson: same expected batch size, and the accountant models it."
+    fix = (
+        "Write scheme: poisson with the same expected batch size. The accountant models it, and PS020 or "
+        "tfdp calibrate then says how much noise the claim takes."
+    )
     yield spec.finding("PS010", Severity.ERROR, ("sampling", "scheme"), message, fix)
 
 
@@ -44,7 +48,10 @@ def accountant_models_sampler(spec: PrivacySpec) -> Iterator[Finding]:
             "expected an accountant that counts twice the clip norm, by which replacing one unit moves the sum, "
             "received rdp, which counts it once: its epsilon would be too small."
         )
-        fix = "Use accountant pld, or claim adjacency add_or_remove_one."
+        fix = (
+            "Write accountant.name: pld, which counts it twice and needs more noise (tfdp calibrate says how much), or "
+            "claim adjacency add_or_remove_one."
+        )
         yield spec.finding("PS017", Severity.ERROR, path, message, fix)
         return
     reason = costs.unsupported_reason(spec, schedule)
@@ -52,21 +59,44 @@ def accountant_models_sampler(spec: PrivacySpec) -> Iterator[Finding]:
         message = (
             f"expected an accountant that models {spec.sampling.scheme} sampling under {adjacency}, received {name}:"
         )
-        fix = "Choose another accountant, adjacency or scheme."
+        fix = _what_is_modelled(spec, schedule)
         yield spec.finding("PS011", Severity.ERROR, path, f"{message} {reason.rstrip('.')}.", fix)
+
+
+def _what_is_modelled(spec: PrivacySpec, schedule: Schedule) -> str:
+    """The one change of accountant, adjacency or scheme after which the accountant models the sampler."""
+    ways = []
+    for section, field, values in (
+        ("accountant", "name", ("pld", "rdp")),
+        ("claim", "adjacency", ("add_or_remove_one", "replace_one", "zero_out")),
+        ("sampling", "scheme", ("poisson",)),
+    ):
+        for value in values:
+            part = getattr(spec, section)
+            changed = spec.model_copy(update={section: part.model_copy(update={field: value})})
+            known_gap = (changed.accountant.name, changed.claim.adjacency) == ("rdp", "replace_one")
+            if value != getattr(part, field) and not known_gap and costs.unsupported_reason(changed, schedule) is None:
+                also = " (and delete truncated_batch_size)" if spec.sampling.truncated_batch_size is not None else ""
+                ways.append(f"{section}.{field}: {value}{also if field == 'scheme' else ''}")
+    if not ways:
+        return "Choose another accountant, adjacency or scheme."
+    return f"Write {' or '.join(ways)}. Then tfdp calibrate says how much noise the claim takes."
 
 
 def batch_fits_data(spec: PrivacySpec) -> Iterator[Finding]:
     """PS013."""
     sampling, (most, name) = spec.sampling, population(spec)
     if sampling.probability is not None and not sampling.probability <= 1:
-        message = f"expected a probability of at most 1, received {sampling.probability:g}."
-        yield spec.finding("PS013", Severity.ERROR, ("sampling", "probability"), message, "Write q between 0 and 1.")
+        message = f"expected a probability of at most 1, received {shown(sampling.probability)}."
+        fix = "Write q between 0 and 1, such as 0.01."
+        if 1 < sampling.probability <= most and sampling.expected_batch_size is None:
+            fix += f" Is it a batch size? Then write expected_batch_size: {shown(sampling.probability)} instead."
+        yield spec.finding("PS013", Severity.ERROR, ("sampling", "probability"), message, fix)
     for field in ("expected_batch_size", "truncated_batch_size"):
         size = getattr(sampling, field)
         if size is not None and not size <= most:
-            message = f"expected {field} of at most {name} = {most}, received {size:g}."
-            fix = f"Lower it, or correct {name}."
+            message = f"expected {field} of at most {name} = {most}, received {shown(size)}."
+            fix = f"Write {field}: {most} or less, or correct {name}. Then tfdp account says what it costs."
             yield spec.finding("PS013", Severity.ERROR, ("sampling", field), message, fix)
 
 
@@ -83,7 +113,7 @@ def size_is_known(spec: PrivacySpec) -> Iterator[Finding]:
         return
     message = (
         f"expected a probability, because the number of units is private, received expected_batch_size "
-        f"{sampling.expected_batch_size:g}: divided by that number it gives q, and add_or_remove_one protects the "
+        f"{shown(sampling.expected_batch_size)}: divided by that number it gives q, and add_or_remove_one protects the "
         f"number."
     )
     fix = "Write sampling.probability, or state size_is_public: true, or claim zero_out or replace_one."

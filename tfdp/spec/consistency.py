@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from tfdp.spec.numbers import counted, rounded_up, shown
+from tfdp.spec.starting import suggested_truncation
+
 if TYPE_CHECKING:
     from tfdp.spec.privacy_spec import PrivacySpec
     from tfdp.spec.schedule import Schedule
@@ -33,23 +36,23 @@ def _batch_conflicts(spec: PrivacySpec) -> Iterator[Conflict]:
     size, probability = sampling.expected_batch_size, sampling.probability
     if sampling.scheme == "full_batch":
         if size is not None and size != total:
-            message = f"expected the full batch of {name} = {total}, received {size:g}."
+            message = f"expected the full batch of {name} = {total}, received {shown(size)}."
             yield ("sampling", "expected_batch_size"), message, "Delete it, or use scheme poisson."
         if probability is not None and probability != 1:
-            message = f"expected probability 1 with full_batch, received {probability:g}."
+            message = f"expected probability 1 with full_batch, received {shown(probability)}."
             yield ("sampling", "probability"), message, "Delete it, or use scheme poisson."
     elif size is None and probability is None:
         message = "expected expected_batch_size or probability, received neither."
-        yield ("sampling",), message, "Add one of them."
+        yield ("sampling",), message, f"Add one of them. Such as: expected_batch_size: {min(256, -(-total // 10))}"
     elif size is not None and probability is not None:
         message = (
-            f"expected either expected_batch_size or probability, received both: {size:g} "
+            f"expected either expected_batch_size or probability, received both: {shown(size)} "
             f"and {probability:g} * {total} = {probability * total:g}."
         )
         yield ("sampling", "probability"), message, "Keep one of them; the other follows."
     if sampling.scheme == "truncated_poisson" and sampling.truncated_batch_size is None:
         message = "expected truncated_batch_size with scheme truncated_poisson, received nothing."
-        yield ("sampling", "scheme"), message, "Add it, or use scheme poisson."
+        yield ("sampling", "scheme"), message, _truncation(size, total)
     if sampling.scheme != "truncated_poisson" and sampling.truncated_batch_size is not None:
         message = (
             f"expected no truncated_batch_size with scheme {sampling.scheme}, received {sampling.truncated_batch_size}."
@@ -57,22 +60,33 @@ def _batch_conflicts(spec: PrivacySpec) -> Iterator[Conflict]:
         yield ("sampling", "truncated_batch_size"), message, "Delete it, or use scheme truncated_poisson."
 
 
+def _truncation(size: float | None, total: int) -> str:
+    if size is None or not size <= total:
+        return "Add truncated_batch_size, the largest batch, or use scheme poisson."
+    most = suggested_truncation(size, total)
+    return f"Add truncated_batch_size, the largest batch, or use scheme poisson. Such as: truncated_batch_size: {most}"
+
+
 def _length_conflicts(spec: PrivacySpec) -> Iterator[Conflict]:
     sampling, schedule = spec.sampling, None
     if sampling.steps is None and sampling.epochs is None:
-        yield ("sampling",), "expected steps or epochs, received neither.", "Add one of them."
+        yield ("sampling",), "expected steps or epochs, received neither.", "Add one of them. Such as: epochs: 10"
     elif sampling.steps is not None and sampling.epochs is not None:
-        message = f"expected either steps or epochs, received both: {sampling.steps} and {sampling.epochs:g}"
+        message = f"expected either steps or epochs, received both: {sampling.steps} and {shown(sampling.epochs)}"
         without = spec.model_copy(update={"sampling": sampling.model_copy(update={"steps": None})})
         schedule = _computed_schedule(without)
-        message += f" epochs, which are {schedule.steps} steps." if schedule else " epochs."
-        yield ("sampling", "epochs"), message, "Keep one of them; the other follows."
+        message += f" epochs, which are {counted(schedule.steps, 'step')}." if schedule else " epochs."
+        fix = "Keep one of them; the other follows."
+        if schedule is not None and schedule.steps >= 1:
+            fix = f"Delete steps, for {counted(schedule.steps, 'step')}, or delete epochs, for {sampling.steps}."
+        yield ("sampling", "epochs"), message, fix
     else:
         schedule = _computed_schedule(spec)
         if schedule is not None and schedule.steps < 1:
-            message = f"expected at least one step, received {sampling.epochs:g} epochs at q = "
+            message = f"expected at least one step, received {shown(sampling.epochs or 0)} epochs at q = "
             message += f"{schedule.sampling_probability:g}, which is less than one."
-            yield ("sampling", "epochs"), message, "Raise epochs."
+            fix = f"Write epochs: {rounded_up(schedule.sampling_probability)} or more, or steps: 1."
+            yield ("sampling", "epochs"), message, fix
 
 
 def _size_conflicts(spec: PrivacySpec) -> Iterator[Conflict]:

@@ -23,7 +23,7 @@ _SCHEMES = {
     "full_batch": "every unit is in every batch: no sampling, and no amplification",
 }
 _DEDUPLICATION = {
-    "none": "or exact, near: a text that occurs twice is protected half as well",
+    "none": "or exact, near; of a text that occurs twice the claim hides one copy only",
     "exact": "identical texts were removed; or none, near",
     "near": "similar texts were removed; or none, exact",
 }

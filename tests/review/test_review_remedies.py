@@ -1,0 +1,176 @@
+"""What a remedy prescribes passes when it is obeyed to the letter."""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import re
+import shlex
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfdp.review import REVIEWERS_RULES, review
+from tfdp.review.catalogue import BASE, CATALOGUE
+from tfdp.review.claim import delta_against_size, duplicates_are_removed, unit_is_complete
+from tfdp.review.pages import entry_text
+from tfdp.review.sampling import batch_fits_data, numbers_agree
+from tfdp.review.waivers import apply_waivers
+from tfdp.spec import PrivacySpec
+
+VALUES = PrivacySpec.from_text(BASE).to_dict()
+TODAY = datetime.date(2026, 12, 1)
+
+
+def spec_of(changes: dict) -> PrivacySpec:
+    values = copy.deepcopy(VALUES)
+    for path, value in changes.items():
+        *sections, name = path.split(".")
+        section = values
+        for part in sections:
+            section = section[part]
+        section[name] = value
+    return PrivacySpec.from_dict(values)
+
+
+def one(changes: dict, id: str):
+    (finding,) = (finding for finding in review(spec_of(changes), rules=REVIEWERS_RULES) if finding.id == id)
+    return finding
+
+
+@settings(derandomize=True, max_examples=300, deadline=None)
+@given(units=st.integers(1, 2**53))
+def test_the_delta_that_is_prescribed_passes(units):
+    for delta in (min(0.999, 0.5 / units), min(0.999, 2 / units)):
+        for finding in delta_against_size(spec_of({"data.num_units": units, "claim.delta": delta})):
+            prescribed = float(re.search(r"= (\S+)\.$", finding.fix)[1])
+            assert prescribed > 0.05 / units
+            assert not list(delta_against_size(spec_of({"data.num_units": units, "claim.delta": prescribed})))
+
+
+def test_delta_of_600_units():
+    """A tenth of 1/600 is 1.66...e-4: 1.7e-4 would be refused again."""
+    assert one({"data.num_units": 600, "claim.delta": 1e-3, "sampling.expected_batch_size": 6}, "PS004").fix.endswith(
+        "= 0.00016."
+    )
+
+
+TOO_DEAR = [
+    {"claim.epsilon": 1.0},
+    {"claim.epsilon": 0.3, "sampling.epochs": 3},
+    {"sampling.scheme": "full_batch", "sampling.expected_batch_size": None, "sampling.epochs": 1},
+    {"claim.adjacency": "replace_one"},
+    {"accountant.name": "rdp"},
+]
+
+
+class TestEpsilon:
+    @pytest.mark.parametrize("changes", TOO_DEAR)
+    def test_the_noise_and_the_claim_that_are_prescribed_pass(self, changes):
+        fix = one(changes, "PS020").fix
+        sigma = float(re.search(r"noise_multiplier: ([0-9.e-]+),", fix)[1])
+        epsilon = float(re.search(r"claim\.epsilon: ([0-9.e-]+),", fix)[1])
+        for obeyed in ({"mechanism.noise_multiplier": sigma}, {"claim.epsilon": epsilon}):
+            found = review(spec_of(changes | obeyed))
+            assert not [finding for finding in found if finding.id in ("PS020", "PS021")]
+
+    def test_the_command_that_is_named_runs(self, capsys):
+        from tfdp.cli import main
+
+        changes = {
+            "sampling.scheme": "truncated_poisson",
+            "sampling.truncated_batch_size": 320,
+            "sampling.epochs": None,
+            "sampling.steps": 1,
+            "claim.epsilon": 0.01,
+        }
+        finding = one(changes, "PS020")
+        assert "(1 step, " in finding.message
+        command = shlex.split(re.search("`tfdp (.*)`", finding.fix)[1])
+        with pytest.raises(SystemExit) as caught:
+            main(command)
+        out = capsys.readouterr().out
+        assert not caught.value.code
+        sigma = float(re.search(r"multiplier ([0-9.e-]+) keeps", " ".join(out.split()))[1])
+        assert not [f for f in review(spec_of(changes | {"mechanism.noise_multiplier": sigma})) if f.id == "PS020"]
+
+    def test_a_plan_does_not_wait_for_the_search(self, monkeypatch):
+        monkeypatch.setattr("tfdp.review.costs.least_noise", lambda *_: pytest.fail("calibrated"))
+        assert "tfdp calibrate --num-units 60000 --batch-size 256" in review(spec_of({"claim.epsilon": 1.0}))[0].fix
+
+
+class TestSampling:
+    def test_what_the_accountant_models(self):
+        changes = {
+            "accountant.name": "rdp",
+            "sampling.scheme": "truncated_poisson",
+            "sampling.truncated_batch_size": 320,
+        }
+        fix = one(changes, "PS011").fix
+        ways = re.findall(r"(\w+\.\w+): (\w+)( \(and delete)?", fix)
+        assert ways
+        for path, value, delete in ways:
+            obeyed = changes | {path: value} | ({"sampling.truncated_batch_size": None} if delete else {})
+            assert not [finding for finding in review(spec_of(obeyed)) if finding.id in ("PS011", "PS014", "PS017")]
+
+    def test_both_steps_and_epochs(self):
+        finding = one({"sampling.steps": 4000}, "PS014")
+        assert "15 epochs, which are 3515 steps" in finding.message
+        assert finding.fix == "Delete steps, for 3515 steps, or delete epochs, for 4000."
+
+    @pytest.mark.parametrize("units", [3, 7, 60000, 999983])
+    def test_too_few_epochs(self, units):
+        changes = {"data.num_units": units, "sampling.expected_batch_size": 2.0, "sampling.epochs": 1e-7}
+        (finding,) = numbers_agree(spec_of(changes))
+        epochs = float(re.search(r"epochs: (\S+) or more", finding.fix)[1])
+        assert spec_of(changes | {"sampling.epochs": epochs}).schedule.steps == 1
+
+    @pytest.mark.parametrize("size", [60001, 12345678.0, 1e12])
+    def test_too_large_a_batch(self, size):
+        (finding,) = batch_fits_data(spec_of({"sampling.expected_batch_size": float(size)}))
+        assert f"received {int(size)}." in finding.message
+        most = float(re.search(r"expected_batch_size: (\d+) or less", finding.fix)[1])
+        assert not list(batch_fits_data(spec_of({"sampling.expected_batch_size": most})))
+
+    def test_a_probability_that_is_a_batch_size(self):
+        changes = {"sampling.expected_batch_size": None, "sampling.probability": 256.0}
+        (finding,) = batch_fits_data(spec_of(changes))
+        assert "Then write expected_batch_size: 256 instead." in finding.fix
+
+
+class TestWords:
+    def test_no_method_that_nobody_wrote(self):
+        unit = {"kind": "user", "description": "x"}
+        found = list(unit_is_complete(spec_of({"claim.privacy_unit": unit})))
+        assert [finding.where.rpartition(".")[2] for finding in found] == ["id_field", "max_records_per_unit"]
+        assert "for a user unit, received" in found[0].message
+        assert "Such as: id_field: user_id" in found[0].fix
+
+    def test_articles(self):
+        (finding,) = duplicates_are_removed(spec_of({"data.deduplication": "none"}))
+        assert "with an example unit" in finding.message
+        assert "half as well" not in finding.message
+
+
+class TestWaivers:
+    def judged(self, **fields):
+        waivers = [{"finding": "PS008", "reason": "r", "owner": "Ada", "expires": "2027-01-01"} | fields]
+        spec = spec_of({"waivers": waivers, "data.deduplication": "none"})
+        return [f for f in apply_waivers(spec, review(spec), TODAY).findings if f.id != "PS008"], waivers[0]
+
+    def test_an_expired_one_names_the_key_and_a_day_that_passes(self):
+        (finding,), waiver = self.judged(expires="2026-11-30")
+        assert "waivers[0].expires" in finding.fix
+        assert "A waiver is written: {finding: PS008, reason:" in finding.fix
+        day = re.search(r"expires: (\d{4}-\d\d-\d\d)", finding.fix)[1]
+        assert self.judged(**waiver | {"expires": day})[0] == []
+
+    def test_one_without_an_owner(self):
+        (finding,), _ = self.judged(owner=None)
+        assert "owner: Ada Lovelace" in finding.fix
+        assert "waivers[0]" in finding.fix
+
+    def test_explained_where_possible(self):
+        for entry in CATALOGUE.values():
+            assert (f"  - finding: {entry.id}\n" in entry_text(entry)) == entry.waivable
