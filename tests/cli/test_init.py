@@ -170,3 +170,16 @@ def test_suggestions(units):
     size = suggested_batch_size(units)
     assert 1 <= size <= min(256, units)
     assert size <= suggested_truncation(size, units) <= units
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "init", "validate", "explain", "diff", "schema", "account", "calibrate", "train", "card check", "card render"],
+)
+def test_no_option_is_cut_in_a_terminal_of_80_columns(name, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        main([*name.split(), "--help"])
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "\u2026" not in shown

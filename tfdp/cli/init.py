@@ -66,30 +66,47 @@ def _flag(help: str, **options: Any) -> Any:
 
 def init(
     output: Annotated[str, typer.Argument(metavar="FILE", help="What to write; - prints it.")] = "privacy.yaml",
-    unit: Annotated[Unit | None, _flag("What is hidden as a whole.")] = None,
+    unit: Annotated[
+        Unit | None, _flag("What is hidden as a whole: example, sequence, document or user.", metavar="UNIT")
+    ] = None,
     description: Annotated[str | None, _flag("The unit in the words of your data.")] = None,
-    num_units: Annotated[int | None, _flag("How many units are trained on (N).", min=1)] = None,
+    num_units: Annotated[int | None, _flag("How many units are trained on (N).", min=1, metavar="N")] = None,
     epsilon: Annotated[float | None, _flag("The claim.")] = None,
     delta: Annotated[float | None, _flag("Default: the power of ten at or below 1/(10 N).")] = None,
-    adjacency: Annotated[Adjacency, typer.Option(help="How neighbours differ.")] = Adjacency.ADD_OR_REMOVE_ONE,
+    adjacency: Annotated[
+        Adjacency,
+        typer.Option(metavar="NAME", help="How neighbours differ: add_or_remove_one, replace_one or zero_out."),
+    ] = Adjacency.ADD_OR_REMOVE_ONE,
     id_field: Annotated[str | None, _flag("Field that names the unit of a record (document, user).")] = None,
     max_records_per_unit: Annotated[
-        int | None, _flag("Most records of one unit, k (document, user). Default: 1.", min=1)
+        int | None, _flag("Most records of one unit, k (document, user). Default: 1.", min=1, metavar="N")
     ] = None,
-    method: Annotated[Method | None, _flag("For k above 1. Default: user_wise_dp_sgd.")] = None,
-    num_records: Annotated[int | None, _flag("How many records there are (group_privacy).", min=1)] = None,
-    sequence_length: Annotated[int | None, _flag("Tokens of a unit (sequence).", min=1)] = None,
-    deduplication: Annotated[Deduplication | None, _flag("Duplicates that were removed. Default: none.")] = None,
-    scheme: Annotated[Scheme, typer.Option(help="How batches are drawn.")] = Scheme.POISSON,
+    method: Annotated[
+        Method | None,
+        _flag("For k above 1: user_wise_dp_sgd, the default, or group_privacy; native for k = 1.", metavar="NAME"),
+    ] = None,
+    num_records: Annotated[int | None, _flag("How many records there are (group_privacy).", min=1, metavar="N")] = None,
+    sequence_length: Annotated[int | None, _flag("Tokens of a unit (sequence).", min=1, metavar="N")] = None,
+    deduplication: Annotated[
+        Deduplication | None, _flag("Duplicates that were removed: none, the default, exact or near.", metavar="KIND")
+    ] = None,
+    scheme: Annotated[
+        Scheme, typer.Option(metavar="NAME", help="How batches are drawn: poisson, truncated_poisson or full_batch.")
+    ] = Scheme.POISSON,
     batch_size: Annotated[float | None, _flag("Expected batch size. Default: N/10, at most 256.")] = None,
-    truncated_batch_size: Annotated[int | None, _flag("Largest batch (truncated_poisson).", min=1)] = None,
-    steps: Annotated[int | None, _flag("Noisy updates; or --epochs.", min=1)] = None,
+    truncated_batch_size: Annotated[int | None, _flag("Largest batch (truncated_poisson).", min=1, metavar="N")] = None,
+    steps: Annotated[int | None, _flag("Noisy updates; or --epochs.", min=1, metavar="N")] = None,
     epochs: Annotated[float | None, _flag("Expected uses of a unit. Default: 10.")] = None,
-    microbatch_size: Annotated[int | None, _flag("Units per forward pass, for memory.", min=1)] = None,
+    microbatch_size: Annotated[int | None, _flag("Units per forward pass, for memory.", min=1, metavar="N")] = None,
     clip_norm: Annotated[float, typer.Option(help="C.")] = 1.0,
     noise_multiplier: Annotated[float | None, _flag("sigma. Default: calibrated when training begins.")] = None,
-    accountant: Annotated[Accountant, typer.Option(help="Who computes epsilon.")] = Accountant.PLD,
-    tuning: Annotated[TuningKind | None, _flag("What the settings were chosen on. Default: not stated.")] = None,
+    accountant: Annotated[
+        Accountant, typer.Option(metavar="NAME", help="Who computes epsilon: pld, rdp or prv.")
+    ] = Accountant.PLD,
+    tuning: Annotated[
+        TuningKind | None,
+        _flag("What the settings were chosen on: none, public or private data. Default: not stated.", metavar="KIND"),
+    ] = None,
     ask: Annotated[
         bool | None, typer.Option("--ask/--no-ask", help="Ask for what no flag gives. Default: on a terminal.")
     ] = None,
