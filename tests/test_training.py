@@ -12,7 +12,9 @@ import tensorflow as tf
 from scipy import stats
 
 import tfdp
+from tfdp.errors import MisuseError
 from tfdp.noise import GaussianNoise
+from tfdp.sampling import batches as draws_of_this_process
 from tfdp.sampling.poisson import PoissonSampler
 
 FALSE_ALARM = 1e-6
@@ -36,7 +38,7 @@ def cross_entropy():
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
-def fit(model, plan, data, ledger, *, optimizer="sgd", steps=1, callbacks=(), compiled=None, **options):
+def fit(model, plan, data, ledger, *, optimizer="sgd", steps=1, callbacks=(), compiled=None, batches=None, **options):
     """A private fit of some steps with learning rate 1; returns the callback and the history."""
     method = {name: options.pop(name) for name in ("method", "jit_compile") if name in options}
     rate = {"learning_rate": 1.0} if isinstance(optimizer, str) else {}
@@ -44,7 +46,7 @@ def fit(model, plan, data, ledger, *, optimizer="sgd", steps=1, callbacks=(), co
         tfdp.dp_optimizer(optimizer, plan, **rate), loss=cross_entropy(), **{"metrics": [], **(compiled or {})}
     )
     callback = tfdp.PrivacyCallback(plan, ledger=ledger / "ledger.jsonl", **method)
-    batches = tfdp.poisson_batches(data, plan)
+    batches = tfdp.poisson_batches(data, plan) if batches is None else batches
     history = model.fit(
         batches, epochs=1, steps_per_epoch=steps, callbacks=[callback, *callbacks], verbose=0, shuffle=False, **options
     )
@@ -268,18 +270,20 @@ class TestUpdate:
             before = model.get_weights()
             fit(model, plan, data, tmp_path, steps=1)
             after_noise = model.get_weights()
+            second = network()  # a model stays with its ledger
         finally:
             keras.config.set_dtype_policy("float32")
         assert {v.dtype for v in model.trainable_variables} == {"float32"}
         expected = [w - telling(w.shape, 1, i) / 6 for i, w in enumerate(before)]
         assert_close(model, expected, rtol=1e-6, atol=1e-7)
         reference = network()
-        reference.set_weights(after_noise)
+        for other in (reference, second):
+            other.set_weights(after_noise)
         draws_are([0, 3, 6, 9])
         noise_is(silent)
-        fit(model, plan_of(), data, tmp_path / "second")
+        fit(second, plan_of(), data, tmp_path / "second")
         weights = expected_weights(reference, plan, data, [[0, 3, 6, 9]], silent)
-        assert_close(model, weights, rtol=0, atol=0.02)
+        assert_close(second, weights, rtol=0, atol=0.02)
 
 
 class TestNoise:
@@ -413,3 +417,67 @@ class TestOwnRandomness:
         moved = np.abs(model.get_weights()[0] - before).sum(1)
         assert (moved > 0).all()  # false alarm 5 * 2^-64
         assert len(np.unique(moved.round(6))) > 1  # and they differ
+
+
+def repeated(*keys, axis=0):
+    return lambda e: type(e)({**e, **{k: tf.concat([e[k]] * 10, axis) for k in keys}})
+
+
+def weighted(change):
+    return lambda e: type(e)({**e, "unit_weight": change(e["unit_weight"])})
+
+
+class TestBatchesThatWereTamperedWith:
+    """The methods of the dataset refuse; those of its class, called on it, do not. No update may come of it."""
+
+    def refused(self, plan, tmp_path, batches, match):
+        model = network()
+        before = model.get_weights()
+        with pytest.raises(MisuseError, match=match):
+            fit(model, plan, records(), tmp_path, batches=batches, optimizer="adamw", steps=2)
+        assert_close(model, before, rtol=0, atol=0)
+        assert int(model.optimizer.iterations) == 0
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            repeated("x", "y", "unit_weight"),
+            repeated("x", "y", "unit_weight", axis=1),
+            repeated("x", "y", axis=1),  # with microbatches of one unit its weight would be broadcast
+            repeated("x", "y"),
+            weighted(lambda w: w * 10),
+            weighted(lambda w: w * [[1.0], [2.0], [0.0], [1.0]]),  # the same sum
+            weighted(lambda w: w * np.nan),
+            weighted(lambda w: w[:2]),
+        ],
+    )
+    def test_units_are_not_those_of_the_draw(self, plan_of, noise_is, draws_are, tmp_path, change):
+        noise_is(silent)
+        draws_are([0, 3, 4, 9])
+        plan = plan_of(microbatch=1)
+        batches = tf.data.Dataset.map(tfdp.poisson_batches(records(), plan), change)
+        self.refused(plan, tmp_path, batches, "Expected a batch as it was drawn.*repeated.*as it is")
+
+    def test_an_unchanged_batch_is_accepted_through_map(self, plan_of, noise_is, draws_are, tmp_path):
+        noise_is(silent)
+        draws_are([0, 3, 4, 9])
+        plan, model = plan_of(microbatch=3), network()
+        before = model.get_weights()
+        batches = tf.data.Dataset.map(tfdp.poisson_batches(records(), plan), lambda e: e)
+        fit(model, plan, records(), tmp_path, batches=batches)
+        assert not np.array_equal(model.get_weights()[0], before[0])
+
+    def test_draws_that_another_process_kept(self, plan_of, tmp_path, monkeypatch):
+        plan = plan_of()
+        kept = tf.data.Dataset.cache(tfdp.poisson_batches(records(), plan).take(3), str(tmp_path / "kept"))
+        assert len(list(kept)) == 3
+        monkeypatch.setattr(draws_of_this_process, "_issued", {})  # as another process has it
+        self.refused(plan, tmp_path, kept, "Expected a fresh draw.*another process.*as it is")
+
+    def test_a_batch_that_names_another_plan(self, plan_of, tmp_path):
+        plan, other = plan_of(), plan_of(batch=3)
+        token = tf.constant(draws_of_this_process.plan_token(plan), tf.int64)
+        batches = tf.data.Dataset.map(
+            tfdp.poisson_batches(records(), other), lambda e: type(e)({**e, "tfdp": {**e["tfdp"], "plan": token}})
+        )
+        self.refused(plan, tmp_path, batches, "batches of another plan")

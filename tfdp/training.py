@@ -13,12 +13,12 @@ empty batch runs the loop zero times and gets its noise like any other.
 | the optimizer takes noisy gradients only      | when the step is traced                    |
 | it got a ticket: a step that is on the ledger | in every run, in Python, before all else   |
 | its batch was drawn for this plan             | in every run, in Python, before all else   |
-| its draw was never used in this process       | in every run, in Python, before all else   |
+| this process drew it, and has not used it yet | in every run, in Python, before all else   |
+| it holds each drawn unit once                 | in every run, in Python, before all else   |
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -32,11 +32,7 @@ from tfdp.models import cross_unit_fault
 from tfdp.noise import GaussianNoise
 from tfdp.optimizer import NoisyGradients, PrivateUpdates
 from tfdp.plan import Plan
-from tfdp.sampling.batches import PrivateBatch, plan_token
-
-# Numbers of the draws that a step has used; process-wide, as the numbers are.
-_used_draws: set[int] = set()
-_used_draws_lock = threading.Lock()
+from tfdp.sampling.batches import IssuedDraw, PrivateBatch, plan_token, take_issued_draw
 
 
 class PrivateTrainStep:
@@ -113,7 +109,13 @@ class PrivateTrainStep:
             return index + 1, [one + other for one, other in zip(sums, added, strict=True)]
 
         mark = data["tfdp"]
-        step = tf.numpy_function(self._redeem, [mark["draw"], mark["plan"]], tf.int64, stateful=True)
+        leading = self._leading_axes
+        extents = tf.stack(
+            [tf.shape(leaf)[:leading] for leaf in tf.nest.flatten((x, y, sample_weight)) if leaf is not None]
+        )
+        step = tf.numpy_function(
+            self._redeem, [mark["draw"], mark["plan"], unit_weight, extents], tf.int64, stateful=True
+        )
         step.set_shape([])
         with tf.control_dependencies([step]):
             count = tf.identity(tf.shape(unit_weight)[0])
@@ -129,28 +131,51 @@ class PrivateTrainStep:
             model.optimizer.apply_private(NoisyGradients(gradients, variables, plan.digest))
         return model.get_metrics_result()
 
-    def _redeem(self, draw: Any, token: Any) -> Any:
+    def _redeem(self, draw: Any, token: Any, unit_weight: Any, extents: Any) -> Any:
         """Number of the step that may run now; runs in Python at every step."""
         try:
             step, self._ticket = self._ticket, None
             if step is None:
                 raise _outside_of_a_fit()
-            if int(token) != plan_token(self._plan):
+            expected = plan_token(self._plan)
+            if int(token) != expected:
+                raise self._of_another_plan()
+            issued = take_issued_draw(int(draw))
+            if issued is None:
                 raise MisuseError(
-                    f"Expected batches drawn under the callback's plan, {self._plan.digest[:12]}. Received: batches of "
-                    "another plan. Use one plan for poisson_batches, the optimizer and the callback."
+                    "Expected a fresh draw. Received: one that a step has used before, or that another process made; "
+                    "it would be counted as independent, and is not. Pass the result of poisson_batches as it is."
                 )
-            with _used_draws_lock:
-                if int(draw) in _used_draws:
-                    raise MisuseError(
-                        "Expected a fresh draw. Received: one that a step has used before; it would be counted as "
-                        "independent, and is not. Pass the result of poisson_batches as it is."
-                    )
-                _used_draws.add(int(draw))
+            if issued.token != expected:
+                raise self._of_another_plan()
+            if not self._is_as_drawn(issued, unit_weight, extents):
+                raise MisuseError(
+                    "Expected a batch as it was drawn, every unit once and with weight 1. Received: one whose units "
+                    "were repeated, dropped or weighted since. Prepare the records before poisson_batches, and pass "
+                    "the result of poisson_batches as it is."
+                )
         except MisuseError as error:
             self.refusal = error
             raise
         return np.int64(step)
+
+    def _is_as_drawn(self, issued: IssuedDraw, unit_weight: Any, extents: Any) -> bool:
+        """Whether the weights, and the leading axes of every leaf, are those that the sampler gave the batch."""
+        shape = (issued.microbatches, issued.microbatch_size, self._plan.records_per_unit)
+        if unit_weight.shape != shape[:2] or (extents != shape[: self._leading_axes]).any():
+            return False
+        return bool((unit_weight.ravel() == (np.arange(unit_weight.size) < issued.units)).all())
+
+    def _of_another_plan(self) -> MisuseError:
+        return MisuseError(
+            f"Expected batches drawn under the callback's plan, {self._plan.digest[:12]}. Received: batches of "
+            "another plan. Use one plan for poisson_batches, the optimizer and the callback."
+        )
+
+    @property
+    def _leading_axes(self) -> int:
+        """Axes of a leaf before those of a record: microbatches, units and, where a unit has several, records."""
+        return 2 if self._plan.records_per_unit == 1 else 3
 
     def _records(self, leaf: Any) -> Any:
         """[units, (records), ...] -> [units * records, ...]."""
@@ -159,8 +184,7 @@ class PrivateTrainStep:
         return tf.reshape(leaf, [leaf.shape[0] * leaf.shape[1], *leaf.shape[2:]])
 
     def _record_spec(self, leaf: Any) -> Any:
-        leading = 2 if self._plan.records_per_unit == 1 else 3
-        return tf.TensorSpec(leaf.shape[leading:], leaf.dtype)
+        return tf.TensorSpec(leaf.shape[self._leading_axes :], leaf.dtype)
 
     def _microbatch_spec(self, leaf: Any) -> Any:
         record = self._record_spec(leaf)

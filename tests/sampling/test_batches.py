@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 
@@ -17,6 +18,7 @@ from scipy import stats
 
 from tfdp.errors import DataError, MisuseError, PlanError
 from tfdp.sampling import plan_token, poisson_batches
+from tfdp.sampling.batches import take_issued_draw
 
 FALSE_ALARM = 1e-6
 
@@ -173,6 +175,33 @@ class TestNoReplay:
         assert len(seen) == 20  # two equal draws: probability below 1e-100
         assert len(set(numbers)) == len(numbers)
         assert numbers == sorted(numbers)
+
+    def test_numbers_of_another_process_are_others(self):
+        """Two starts among 2^62 within 10^6 of each other: false alarms 1e-12; a start in the lowest 2^40: 2e-7."""
+        code = "from tfdp.sampling import batches; print(next(batches._draw_numbers))"
+        command = [sys.executable, "-c", code]
+        other = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        mine = int(batches_of(poisson_batches(numbered(10), FakePlan(10, 0.5)), 1)[0]["tfdp"]["draw"])
+        assert abs(mine - other) > 10**6
+        assert 2**40 < other < 2**62
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+    def test_a_forked_process_has_neither_the_draws_nor_the_numbers(self):
+        code = (
+            "import os; from tfdp.sampling import batches as b\n"
+            "b._issued[1] = b.IssuedDraw(1, 1, 1, 1); ahead = next(b._draw_numbers)\n"
+            "if (child := os.fork()) == 0:\n"
+            "    os._exit(not (b.take_issued_draw(1) is None and abs(next(b._draw_numbers) - ahead) > 10**6))\n"
+            "assert os.waitpid(child, 0)[1] == 0 and b.take_issued_draw(1) and next(b._draw_numbers) == ahead + 1"
+        )
+        subprocess.run([sys.executable, "-c", code], check=True)
+
+    def test_a_draw_can_be_taken_once_and_says_what_was_drawn(self):
+        plan = FakePlan(60, 0.15)
+        for batch in batches_of(poisson_batches(numbered(60), plan), 20):
+            number, units = int(batch["tfdp"]["draw"]), len(units_of(batch))
+            assert take_issued_draw(number) == (units, -(-units // 4), 4, plan_token(plan))
+            assert take_issued_draw(number) is None
 
     def test_iterators_that_are_read_in_turns(self):
         dataset = poisson_batches(numbered(1000), FakePlan(1000, 0.1))

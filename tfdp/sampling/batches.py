@@ -9,8 +9,10 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
+import os
+import secrets
 from collections.abc import Callable
-from typing import Any, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
@@ -22,11 +24,41 @@ from tfdp.sampling.structures import Array, Leaf, Records, leaves, map_leaves, r
 _DEFAULT_MICROBATCH_SIZE = 16
 _PREFETCHED_BATCHES = 2
 
-# Process-wide: a number names one draw, whatever dataset, iterator, epoch or fit it belongs to. `next` is atomic.
-_draw_numbers = itertools.count(1)
+# Process-wide: a number names one draw, whatever dataset, iterator, epoch or fit it belongs to. `next` is atomic. The
+# start is random, so that a draw which another process made and kept has a number that this one never gives.
+_draw_numbers = itertools.count(secrets.randbits(62))
 
 # What Keras needs of a dataset; every other method could replay, drop, merge or rewrite draws.
 _KEPT_METHODS = frozenset({"as_numpy_iterator", "cardinality", "options", "prefetch", "take", "with_options"})
+
+
+class IssuedDraw(NamedTuple):
+    """What a batch has to be, of a draw that no step has used yet."""
+
+    units: int
+    microbatches: int
+    microbatch_size: int
+    token: int
+
+
+# Draws of this process that no step has used: an entry is taken out by its use. `pop` and item assignment are atomic.
+_issued: dict[int, IssuedDraw] = {}
+
+
+def take_issued_draw(number: int) -> IssuedDraw | None:
+    """Marks a draw as used; None where this process never made it, or used it before."""
+    return _issued.pop(number, None)
+
+
+def _begin_in_fork() -> None:
+    """The parent may still use the draws that it made."""
+    global _draw_numbers
+    _draw_numbers = itertools.count(secrets.randbits(62))
+    _issued.clear()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_begin_in_fork)
 
 
 class SamplingPlan(Protocol):
@@ -144,7 +176,7 @@ def poisson_batches(
     token = plan_token(plan)
 
     def draw() -> list[Array]:
-        return _draw_batch(sampler, source, size)
+        return _draw_batch(sampler, source, size, token)
 
     @tf.autograph.experimental.do_not_convert
     def element(_: Any) -> dict[str, Any]:
@@ -222,7 +254,7 @@ def _read_dataset(dataset: Any, num_units: int) -> list[Any]:
     return items
 
 
-def _draw_batch(sampler: PoissonSampler, source: Records, size: int) -> list[Array]:
+def _draw_batch(sampler: PoissonSampler, source: Records, size: int, token: int) -> list[Array]:
     """One logical batch as [number of the draw, unit weights, leaves...], cut into microbatches of `size` units."""
     number = next(_draw_numbers)
     chosen = sampler.draw()
@@ -231,6 +263,7 @@ def _draw_batch(sampler: PoissonSampler, source: Records, size: int) -> list[Arr
     weight[: len(chosen)] = 1.0
     taken = source.take(chosen, rows=count * size)
     cut = map_leaves(lambda value: value.reshape(count, size, *value.shape[1:]), taken)
+    _issued[number] = IssuedDraw(len(chosen), count, size, token)
     return [np.array(number, np.int64), weight.reshape(count, size), *leaves(cut)]
 
 
