@@ -115,7 +115,7 @@ def test_noise_is_calibrated_when_the_spec_leaves_it_open():
 
 
 def test_claim_that_is_not_kept_is_refused():
-    with pytest.raises(PlanError, match=r"1 error:\n.*PS020.*1\.133.*received 1\.13374") as caught:
+    with pytest.raises(PlanError, match=r"1 error:\n.*PS020.*1\.133.*received 1\.13375") as caught:
         make_plan(spec_with(claim__epsilon=1.133))
     assert [finding.id for finding in caught.value.findings] == ["PS020"]
     # The claim may be the certificate itself; floating point is forgiven, 1e-6 relative and no more.

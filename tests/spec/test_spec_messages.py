@@ -161,6 +161,14 @@ class TestValues:
         assert "quotes" not in finding.fix
         assert finding.message == "expected a finite number, received NaN."
 
+    def test_a_missing_section_names_its_fields(self):
+        text = BASE[: BASE.index("sampling:")]
+        assert "with scheme, expected_batch_size or probability, and steps or epochs; such as: " in fault(text).fix
+        assert (
+            "Delete the line, or add the section, with finding, reason, owner and expires"
+            in fault(BASE + "waivers:\n").fix
+        )
+
     def test_choices_are_listed(self):
         assert "add_or_remove_one, replace_one, zero_out" in fault(changed("  adjacency: add_or_remove_one\n", "")).fix
 
@@ -232,7 +240,7 @@ class TestNotation:
             ("  epsilon: 1.2", "  epsilon:1.2", 3, "Write a space after the colon: epsilon: 1.2"),
             ("  epochs: 15", "  epochs:15", 20, "Write a space after the colon: epochs: 15"),
             ('"1.0"', '"1.0', None, "a quote not closed, perhaps on line 1?"),
-            ("description: one text", 'description: "one text', None, "a quote not closed, perhaps on line 7?"),
+            ("description: one text", 'description: "one text', 7, "a quote not closed, perhaps on line 7?"),
             ("description: one text", "description: 'one text", None, "a quote not closed, perhaps on line 7?"),
             ("[training]", "[training", None, "bracket not closed"),
             ("accountant:\n  name: pld", "budget: {dataset_id: d, epsilon_cap: 1,6}", 21, "decimal point"),

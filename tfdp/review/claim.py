@@ -46,7 +46,7 @@ def unit_is_complete(spec: PrivacySpec) -> Iterator[Finding]:
             by = "" if unit.method == "native" else f" by method {unit.method}"
             message = f"expected {name} for {with_article(unit.kind)} unit{by}, received nothing."
             line = sample(PrivacySpec, ("claim", "privacy_unit", name))
-            fix = f"Add {name} ({_description(type(unit), name).rstrip('.')}). Such as: {line}"
+            fix = f"Add {name}. {_description(type(unit), name)} Such as: {line}"
             yield spec.finding("PS005", Severity.ERROR, ("claim", "privacy_unit", name), message, fix)
     if unit.method == "group_privacy" and (unit.max_records_per_unit or 1) > 1 and spec.data.num_records is None:
         message = "expected data.num_records with group_privacy, where records are sampled, received nothing."

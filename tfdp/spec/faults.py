@@ -15,7 +15,7 @@ from tfdp.spec.fields import MAX_COUNT
 from tfdp.spec.hints import without_space
 from tfdp.spec.naming import choices_at, closest, meant, section
 from tfdp.spec.reading import Document, Path, Position, ReadingError, finite_number
-from tfdp.spec.samples import sample
+from tfdp.spec.samples import fields_of, sample
 
 _MOST = 100  # faults that are told of one document
 _LONGEST = 200  # characters of a path or of a number: both can be as long as the file
@@ -269,14 +269,13 @@ def _absent(model: type[BaseModel], path: Path, document: Document) -> str:
     if field is None or line is None:
         return _help(model, path).replace("Correct it; ", "Add ", 1)
     inside, choices = section(model, path), choices_at(model, path)
+    add = "Add" if field.is_required() else "Delete the line, or add"
     if inside is not None:
-        fields = ", ".join(key for key, part in inside.model_fields.items() if part.is_required())
-        return f"Add the section, with {fields or ', '.join(inside.model_fields)}; such as: {line}"
+        return f"{add} the section, with {fields_of(inside)}; such as: {line}"
     if len(choices) == 1:
-        return f"Add the line: {line}"
-    what = " ".join((field.description or "").split()).rstrip(".")
+        return f"{add} the line: {line}"
     values = f" Choices: {', '.join(choices)}." if choices else ""
-    return f"Add {path[-1]} ({what}).{values} Such as: {line}"
+    return f"{add} {path[-1]}. {' '.join((field.description or '').split())}{values} Such as: {line}"
 
 
 def _help(model: type[BaseModel], path: Path) -> str:

@@ -27,7 +27,8 @@ def yaml_fix(text: str, problem: str, line: int | None) -> tuple[str, int | None
             return f"Write a space after the colon: {glued[0]}: {glued[1]}", number
     for number in range(first + 1, len(lines) + 1):
         if _is_open(lines[number - 1]):
-            return f"Is a quote not closed, perhaps on line {number}?", None
+            at = number if "end of stream" in problem else None  # nothing closes it: then that is the place
+            return f"Is a quote not closed, perhaps on line {number}?", at
     for number in range(first + 1, len(lines) + 1):
         if number > 1 and _SEPARATOR.match(lines[number - 1]) and any(map(_has_content, lines[: number - 1])):
             general = _general(problem)

@@ -45,7 +45,8 @@ EXAMPLES: dict[str, list[Any]] = {
     "Waiver.expires": ["2027-12-31"],
 }
 # Optional fields without which the rules would refuse the section.
-_WITH = {"Sampling": ("expected_batch_size", "epochs"), "Mechanism": ("noise_multiplier",)}
+_WITH = {"Sampling": ("expected_batch_size", "epochs"), "Mechanism": ("noise_multiplier",), "Waiver": ("owner",)}
+_FIELDS = {"Sampling": "scheme, expected_batch_size or probability, and steps or epochs"}
 
 
 def sample(model: type[BaseModel], path: Path, format: Format = "yaml") -> str | None:
@@ -55,6 +56,18 @@ def sample(model: type[BaseModel], path: Path, format: Format = "yaml") -> str |
         return None
     name = str(path[-1])
     return f"{json.dumps(name)}: {json.dumps(value)}" if format == "json" else f"{name}: {_flow(value)}"
+
+
+def fields_of(inside: type[BaseModel]) -> str:
+    """The fields that a section needs, in words."""
+    wanted = _wanted(inside)
+    return _FIELDS.get(inside.__name__) or " and ".join([", ".join(wanted[:-1])] * (len(wanted) > 1) + wanted[-1:])
+
+
+def _wanted(inside: type[BaseModel]) -> list[str]:
+    also = _WITH.get(inside.__name__, ())
+    wanted = [key for key, part in inside.model_fields.items() if part.is_required() or key in also]
+    return wanted or list(inside.model_fields)
 
 
 def _value(model: type[BaseModel], path: Path) -> Any:
@@ -70,10 +83,7 @@ def _value(model: type[BaseModel], path: Path) -> Any:
     inside = section(model, path)
     if inside is None:
         return ...
-    wanted = [
-        key for key, part in inside.model_fields.items() if part.is_required() or key in _WITH.get(inside.__name__, ())
-    ] or list(inside.model_fields)
-    values = {key: _value(model, (*path, key)) for key in wanted}
+    values = {key: _value(model, (*path, key)) for key in _wanted(inside)}
     return [values] if path[-1] == "waivers" else values
 
 
