@@ -147,7 +147,8 @@ class TestValues:
             ("epsilon: 1.2", "epsilon: 1,600", "Write 1600, without a separator, or 1.600, with a decimal point."),
             ("name: pld", "name: PLD", "Did you mean pld?"),
             ("add_or_remove_one", "Add-or-remove one", "Did you mean add_or_remove_one?"),
-            ("accountant:\n  name: pld", "accountant: pld", "such as: accountant: {name: pld}"),
+            ("accountant:\n  name: pld", "accountant: rdp", "such as: accountant: {name: rdp}"),
+            ("[training]", "[Training]", "Did you mean training?"),
             ("  clip_norm: 1.0\n  noise_multiplier: 1.16", "  clip_norm:1.0", "space after the colon: clip_norm: 1.0"),
             ("accountant:\n  name: pld", "accountant: {name:pld}", "space after the colon: name: pld"),
         ],
@@ -201,6 +202,10 @@ class TestSeveralDocuments:
         assert "Is this line meant?" in finding.fix
         assert faults(text.replace("---\n", "")) == []
 
+    def test_two_separators_within_a_spec(self):
+        found = faults(changed("\ndata:", "\n---\ndata:").replace("\nsampling:", "\n---\nsampling:"))
+        assert [finding.line for finding in found] == [10, 18]
+
     def test_a_separator_within_a_section(self):
         (finding,) = faults(changed("  delta:", "---\n  delta:"))
         assert "begins at line 4 with ---" in finding.fix
@@ -238,6 +243,13 @@ class TestNotation:
         [
             ("  delta: 1.0e-6", "  delta:1e-6", 4, "Write a space after the colon: delta: 1e-6"),
             ("  epsilon: 1.2", "  epsilon:1.2", 3, "Write a space after the colon: epsilon: 1.2"),
+            (
+                "description: one text",
+                "description:one text",
+                7,
+                "Write a space after the colon: description: one text",
+            ),
+            ("claim:\n", "claim\n", None, "Is a colon missing after claim, on line 2?"),
             ("  epochs: 15", "  epochs:15", 20, "Write a space after the colon: epochs: 15"),
             ('"1.0"', '"1.0', None, "a quote not closed, perhaps on line 1?"),
             ("description: one text", 'description: "one text', 7, "a quote not closed, perhaps on line 7?"),
@@ -273,4 +285,6 @@ class TestNotation:
         ],
     )
     def test_json(self, text, fix):
-        assert fix in fault(text, "json").fix
+        finding = fault(text, "json")
+        assert fix in finding.fix
+        assert " at." not in finding.message

@@ -44,7 +44,8 @@ class Cut:
         if document is self.below:
             return "." not in finding.where
         *_, name = finding.where.split(".")
-        return document is self.before and "received nothing" in finding.message and name in self.below.value
+        above = self.before is not None and document.number < self.below.number
+        return above and "received nothing" in finding.message and name in self.below.value
 
 
 def find_cuts(documents: Sequence[Document | ReadingError], required: Sequence[str]) -> list[Cut]:

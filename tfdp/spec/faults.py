@@ -90,11 +90,15 @@ def field_findings(
         if detail["type"] == "extra_forbidden" and (path := tuple(detail["loc"]))
     }
     explained = {targets[0] for _, targets in unknown.values() if len(targets) == 1}
+    places = [tuple(detail["loc"]) for detail in details[:_MOST]]
     findings = []
-    for detail in details[:_MOST]:
-        path = tuple(detail["loc"])
+    for detail, path in zip(details, places, strict=False):
         if detail["type"] == "missing" and path in explained:
             continue
+        if detail["type"] == "too_short" and any(
+            len(other) > len(path) and other[: len(path)] == path for other in places
+        ):
+            continue  # the list is not empty: its entries are wrong
         if path in unknown:
             id, message, fix = "PS000", f"expected a known field, received {_shown(str(path[-1]))}.", unknown[path][0]
         else:
@@ -150,7 +154,7 @@ def _explain(detail: ErrorDetails, path: Path, model: type[BaseModel], document:
         expected = f"expected {_KINDS[kind]}, {received}"
         if isinstance(value, str) and (glued := without_space(value)):
             return "PS000", expected, f"Write a space after the colon: {glued[0]}: {glued[1]}"
-        line = sample(model, path, document.format)
+        line = sample(model, path, document.format, value)
         if line is not None:
             return "PS000", expected, f"Write the fields of the section; such as: {line}"
     return "PS000", *_explain_value(detail, path, model, document)

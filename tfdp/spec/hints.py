@@ -14,7 +14,7 @@ _MOST = 2000  # characters of a line that are looked at, and lines before the fa
 
 def without_space(text: str) -> tuple[str, str] | None:
     """Key and value of "delta:1e-6", which YAML reads as a single word."""
-    found = re.match(r"\s*([A-Za-z_][A-Za-z0-9_]{0,60}):(?!//)([^\s:]\S*)", text[:200])
+    found = re.match(r"\s*([A-Za-z_][A-Za-z0-9_]{0,60}):(?!//)([^\s:].*?)(?=\s+#|\s+\w+:|\s*$)", text[:200])
     return (found[1], found[2]) if found else None
 
 
@@ -33,7 +33,20 @@ def yaml_fix(text: str, problem: str, line: int | None) -> tuple[str, int | None
         if number > 1 and _SEPARATOR.match(lines[number - 1]) and any(map(_has_content, lines[: number - 1])):
             general = _general(problem)
             return f"{general} A second document begins at line {number} with ---: is that line meant?", None
+    for number in range(len(lines), max(first, len(lines) - 3), -1):
+        if word := re.fullmatch(r"\s*([a-z_]{3,60})\s*(?:#.*)?", lines[number - 1][:_MOST]):
+            return f"Is a colon missing after {word[1]}, on line {number}?", None
     return _general(problem), None
+
+
+def json_problem(text: str, error: json.JSONDecodeError) -> str:
+    """What a syntax error of JSON is, in words of ours where the module's would not be understood."""
+    before, after = text[: error.pos].rstrip(), text[error.pos :].lstrip()
+    if error.msg.startswith(("Unterminated string", "Invalid control character")):
+        return "a quote that is not closed"
+    if before.endswith(",") and after[:1] in ("}", "]") and after:
+        return f"a comma before {after[0]}"
+    return f"a syntax error: {error.msg}"
 
 
 def json_fix(text: str, error: json.JSONDecodeError) -> str:

@@ -296,7 +296,7 @@ def _read_json(text: str) -> Document:
     except json.JSONDecodeError as error:
         raise ReadingError(
             "PS000",
-            f"expected JSON, received a syntax error: {error.msg}.",
+            f"expected JSON, received {hints.json_problem(text, error)}.",
             hints.json_fix(text, error),
             line=error.lineno,
             column=error.colno,

@@ -49,9 +49,15 @@ _WITH = {"Sampling": ("expected_batch_size", "epochs"), "Mechanism": ("noise_mul
 _FIELDS = {"Sampling": "scheme, expected_batch_size or probability, and steps or epochs"}
 
 
-def sample(model: type[BaseModel], path: Path, format: Format = "yaml") -> str | None:
-    """The field as a line that can be copied, a whole section between braces; None where nothing can be said."""
+def sample(model: type[BaseModel], path: Path, format: Format = "yaml", given: Any = None) -> str | None:
+    """The field as a line that can be copied, a whole section between braces; None where nothing can be said.
+
+    Args:
+        given: a value that stands where the section should be; goes into the field of which it is a choice.
+    """
     value = _value(model, path)
+    if isinstance(value, dict) and isinstance(given, str):
+        value |= {key: given for key in value if given in choices_at(model, (*path, key))}
     if value is ...:
         return None
     name = str(path[-1])
