@@ -2,7 +2,7 @@
 
 | formal guarantee    | one unit moves the returned sums by at most `clip_norm` in L2, all variables together |
 |---------------------|---------------------------------------------------------------------------------------|
-| non-finite gradient | the unit contributes exactly zero                                                     |
+| non-finite gradient | the unit contributes exactly zero; so does one beyond float32 squares (clipping.py)   |
 | padding (weight 0)  | contributes exactly zero, whatever it holds                                           |
 | shared variables    | exact: uses are merged per variable before the norm                                   |
 | precision           | norms, factors and sums in float32 under every dtype policy                           |
@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tfdp.errors import GradientError
 from tfdp.gradients import bookkeeping, vectorized
+from tfdp.gradients.clipping import SMALLEST_CLIP_NORM
 
 METHODS = {"bookkeeping": bookkeeping.clipped_sums, "vectorized": vectorized.clipped_sums}
 
@@ -35,7 +36,7 @@ def clipped_gradients(
     Args:
         model: built and compiled Keras model on the TensorFlow backend.
         data: (x, y) or (x, y, sample_weight), nested tensors with leading axis units * records_per_unit.
-        clip_norm: C, the L2 bound on one unit's gradient.
+        clip_norm: C, the L2 bound on one unit's gradient; at least 1e-6.
         unit_weight: [units], 1 for a unit and 0 for padding; None for all ones.
         records_per_unit: consecutive records that belong to one unit; its loss is the loss of them together.
         method: "bookkeeping", or "vectorized" for TensorFlow Privacy's path.
@@ -55,6 +56,11 @@ def clipped_gradients(
         raise GradientError(f"Expected method to be one of {sorted(METHODS)}. Received: method={method!r}.")
     if isinstance(clip_norm, bool) or not (isinstance(clip_norm, numbers.Real) and 0 < clip_norm < float("inf")):
         raise GradientError(f"Expected a finite clip_norm > 0. Received: clip_norm={clip_norm!r}.")
+    if clip_norm < SMALLEST_CLIP_NORM:
+        raise GradientError(
+            f"Expected clip_norm >= {SMALLEST_CLIP_NORM}, below which float32 cannot hold norms to it. Received: "
+            f"clip_norm={clip_norm!r}. Scale the loss and clip_norm up together."
+        )
     if isinstance(records_per_unit, bool) or not isinstance(records_per_unit, int) or records_per_unit < 1:
         raise GradientError(f"Expected records_per_unit >= 1. Received: records_per_unit={records_per_unit!r}.")
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)

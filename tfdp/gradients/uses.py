@@ -19,6 +19,15 @@ import tensorflow as tf
 
 from tfdp.gradients.clipping import Factors, kept, scaled
 
+# The largest squared norm of a factor that is trusted: the products of two have to fit float32.
+LARGEST_SQUARE = 1e30
+# What a square that is rounded to 0 can have been.
+SMALLEST_SQUARE = 2.0**-126
+# Below this share of its terms' sizes, the rounding of a Gram product shows in the norm.
+CANCELLED = 2.0**-11
+# One rounding in the clipped sum, with room for the order in which it is added up.
+ROUNDING = 4 * 2.0**-24
+
 
 def _float32(value: Any) -> Any:
     return tf.cast(value, tf.float32)
@@ -57,16 +66,49 @@ class Outer:
         return tokens == 0 or 4 * d * p <= tokens * (d + p)
 
     def squared_norm(self) -> Any:
+        """[units], never less than that of the gradient as float32 adds it up."""
         if self.rows.shape[1] == 1:
-            return tf.reduce_sum(self.rows**2, [1, 2]) * tf.reduce_sum(self.columns**2, [1, 2])
+            of_rows, of_columns = tf.reduce_sum(self.rows**2, 2), tf.reduce_sum(self.columns**2, 2)
+            return of_rows[:, 0] * of_columns[:, 0] + self._beyond_squares(of_rows, of_columns)
         if self.materialise_is_cheaper:
             self._materialised = tf.matmul(self.rows, self.columns, transpose_a=True)
             return tf.reduce_sum(self._materialised**2, [1, 2])
         with tf.control_dependencies(
             [self.rows, self.columns]
         ):  # not before the backward pass: it would only lie there
-            gram = tf.matmul(self.rows, self.rows, transpose_b=True)
-        return tf.reduce_sum(gram * tf.matmul(self.columns, self.columns, transpose_b=True), [1, 2])
+            rows = tf.matmul(self.rows, self.rows, transpose_b=True)
+        columns = tf.matmul(self.columns, self.columns, transpose_b=True)
+        squared = tf.reduce_sum(rows * columns, [1, 2])
+        of_rows, of_columns = tf.linalg.diag_part(rows), tf.linalg.diag_part(columns)
+        return self._unless_cancelled(squared, of_rows, of_columns) + self._beyond_squares(of_rows, of_columns)
+
+    def _unless_cancelled(self, squared: Any, of_rows: Any, of_columns: Any) -> Any:
+        """A Gram product whose terms cancel holds only rounding: such a unit's gradient is formed and measured."""
+        tokens = self.rows.shape[1]
+        magnitude = tf.reduce_sum(tf.sqrt(of_rows) * tf.sqrt(of_columns), 1) ** 2
+        # Independent tokens leave 1 / tokens of it.
+        cancelled = squared < magnitude * min(CANCELLED, 1 / (4 * tokens))
+
+        def formed() -> Any:
+            def one(factors: tuple[Any, Any]) -> Any:
+                return tf.reduce_sum(tf.matmul(*factors, transpose_a=True) ** 2)
+
+            exact = tf.map_fn(one, (self.rows, self.columns), parallel_iterations=1, fn_output_signature=tf.float32)
+            # By unit, so that no unit's norm depends on another.
+            return tf.where(cancelled, exact + ROUNDING**2 * tokens * magnitude, squared)
+
+        return tf.cond(tf.reduce_any(cancelled), formed, lambda: squared)
+
+    def _beyond_squares(self, of_rows: Any, of_columns: Any) -> Any:
+        """[units] NaN for factors whose squares float32 cannot hold; else what may be lost in squares near 0.
+
+        Args:
+            of_rows, of_columns: squared norms [units, T].
+        """
+        lengths = tf.reduce_sum(tf.sqrt(of_rows), 1) ** 2, tf.reduce_sum(tf.sqrt(of_columns), 1) ** 2
+        lost = self.columns.shape[2] * SMALLEST_SQUARE * lengths[0] + self.rows.shape[2] * SMALLEST_SQUARE * lengths[1]
+        largest = tf.maximum(tf.reduce_max(of_rows, 1), tf.reduce_max(of_columns, 1))
+        return tf.where(largest > LARGEST_SQUARE, float("nan"), tf.where(lost > 1e-20, lost, 0.0))
 
     def _shaped(self, gradient: Any, leading: Sequence[int]) -> Any:
         if self.permutation is None:
@@ -123,8 +165,14 @@ class Gather:
         return tf.where(tf.reduce_all(inside, 1), 0.0, float("nan"))
 
     def squared_norm(self) -> Any:
+        """[units]: every token squares the whole gradient of its row, which is counted once per token of that row."""
         same = tf.cast(self.ids[:, :, None] == self.ids[:, None, :], tf.float32)
-        return self._known() + tf.reduce_sum(same * tf.matmul(self.columns, self.columns, transpose_b=True), [1, 2])
+        count = tf.reduce_sum(same, 2)
+        of_row = tf.reduce_sum(tf.matmul(same, self.columns) ** 2, 2)
+        # The clipped sum rounds every term before they cancel; one term alone, or two exact opposites, it cannot spoil.
+        exact = tf.logical_or(count == 1, tf.logical_and(count == 2, of_row == 0))
+        spread = tf.where(exact, 0.0, ROUNDING**2 * count * tf.reduce_sum(self.columns**2, 2))
+        return self._known() + tf.reduce_sum(of_row / count + spread, 1)
 
     def cross(self, other: Outer) -> Any:
         """Inner product [units] with a use of the same table as a kernel (a tied output projection)."""
@@ -227,13 +275,34 @@ def _held(uses: Sequence[Use]) -> Direct:
 
 def squared_norm(uses: Sequence[Use]) -> Any:
     """Squared norm [units] of the gradient of one variable, all its (merged) uses together."""
-    total = tf.add_n([use.squared_norm() for use in uses])
+    each = [use.squared_norm() for use in uses]
+    total = tf.add_n(each)
     table = next((use for use in uses if isinstance(use, Gather)), None)
     kernel = next((use for use in uses if isinstance(use, Outer)), None)
     if table is not None and kernel is not None:
-        total += 2.0 * table.cross(kernel)
+        total = _tied(table, kernel, each, total + 2.0 * table.cross(kernel))
     # Where the terms of a Gram product cancel, rounding can leave a little less than nothing (NaN stays NaN).
     return tf.where(total < 0.0, 0.0, total)
+
+
+def _tied(table: Gather, kernel: Outer, each: Sequence[Any], total: Any) -> Any:
+    """`total`, but where the two uses of a table cancel, the norm of their sum as it is formed."""
+    magnitude = (tf.sqrt(each[0]) + tf.sqrt(each[1])) ** 2
+    cancelled = total < 1e-3 * magnitude
+    tokens = table.ids.shape[1] + kernel.rows.shape[1]
+
+    def formed() -> Any:
+        def one(parts: tuple[Any, ...]) -> Any:
+            ids, columns, rows, kernel_columns = parts
+            gradient = tf.matmul(rows, kernel_columns, transpose_a=True)
+            return tf.reduce_sum((gradient + tf.math.unsorted_segment_sum(columns, ids, table.vocabulary)) ** 2)
+
+        parts = (table.ids, table.columns, kernel.rows, kernel.columns)
+        exact = tf.map_fn(one, parts, parallel_iterations=1, fn_output_signature=tf.float32)
+        # The terms within a use may be `tokens` times as large as what is left of it.
+        return tf.where(cancelled, exact + (ROUNDING * tokens) ** 2 * magnitude, total)
+
+    return tf.cond(tf.reduce_any(cancelled), formed, lambda: total)
 
 
 def weighted_sum(uses: Sequence[Use], factors: Factors) -> Any:
