@@ -15,6 +15,7 @@ from tfdp.findings import Finding, Severity
 from tfdp.spec import PrivacySpec
 from tfdp.spec.consistency import population
 from tfdp.spec.fields import MAX_COUNT, Count, Section
+from tfdp.spec.numbers import shown
 
 _Number = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 
@@ -70,7 +71,7 @@ def compare(spec: PrivacySpec, data: Contributions) -> Iterator[Finding]:
     for name in ("expected_batch_size", "truncated_batch_size"):
         size = getattr(spec.sampling, name)
         if size is not None and there is not None and size > there:
-            message = f"expected {name} of at most the {there} that the data hold, received {size:g}."
+            message = f"expected {name} of at most the {there} that the data hold, received {shown(size)}."
             fix = f"Write {name}: {there} or less. Then tfdp account says what it costs."
             yield spec.finding("PS013", Severity.ERROR, ("sampling", name), message, fix)
     if data.clip_norm_source == "private":
