@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -97,7 +98,7 @@ def main() -> None:
                     f"the goal for LoRA is {100 * NOISE_GOAL:.0f}%."
                 ),
                 "",
-                "## Peak memory above start, in processes of their own",
+                "## Peak memory above start, medians of five processes (TensorFlow Privacy: one)",
                 "",
                 *memory,
                 "",
