@@ -150,3 +150,67 @@ def test_units_of_one_number():
     x = keras.layers.Embedding(3, 2)(inputs)
     model = keras.Model(inputs, keras.layers.Lambda(lambda x: x + keras.ops.sum(x, 0, keepdims=True))(x))
     assert "changes with another unit" in cross_unit_fault(model, tf.TensorSpec([], tf.int32))
+
+
+class _Remembers(keras.layers.Layer):
+    """Assigns to the TensorFlow variable itself, which Keras does not see."""
+
+    def build(self, shape):
+        self.mean = self.add_weight(shape=(), trainable=False, initializer="zeros")
+
+    def call(self, x):
+        self.mean.value.assign(tf.reduce_mean(x))
+        return x
+
+
+class _Shuffles(keras.layers.Layer):
+    def __init__(self, seed):
+        super().__init__()
+        self.seed_generator = keras.random.SeedGenerator(seed)
+
+    def call(self, x):
+        return 0.5 * x + 0.5 * keras.random.shuffle(x, 0, seed=self.seed_generator)
+
+
+def test_mixing_that_shows_only_in_large_values():
+    model = _sequential(keras.layers.Lambda(lambda x: x / tf.maximum(tf.reduce_max(tf.abs(x)), 10.0)))
+    assert "changes with another unit" in cross_unit_fault(model, tf.TensorSpec([4], tf.float32))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_mixing_by_chance(seed):
+    """A permutation of five rows keeps them all in place once in 120 times, and there are two draws."""
+    assert "another unit" in cross_unit_fault(_sequential(_Shuffles(seed)), tf.TensorSpec([4], tf.float32))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_images_cut_into_one_another(seed):
+    model = _sequential(keras.layers.CutMix(seed=seed), shape=(8, 8, 3))
+    assert "another unit" in cross_unit_fault(model, tf.TensorSpec([8, 8, 3], tf.float32))
+
+
+def test_a_variable_assigned_past_keras():
+    layer = _Remembers()
+    model = _sequential(layer)
+    assert "keeps something of its batch" in cross_unit_fault(model, tf.TensorSpec([4], tf.float32))
+    assert layer.mean.numpy() == 0.0
+
+
+def test_a_little_mixing_in_bfloat16():
+    mixing = keras.layers.Lambda(lambda x: 0.98 * x + 0.02 * keras.ops.flip(x, 0), dtype="mixed_bfloat16")
+    assert "another unit" in cross_unit_fault(_sequential(mixing), tf.TensorSpec([4], tf.float32))
+    alone = _sequential(keras.layers.Dense(4, dtype="mixed_bfloat16"), keras.layers.Dropout(0.5))
+    assert cross_unit_fault(alone, tf.TensorSpec([4], tf.float32)) is None
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Bert"])
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+def test_other_families_keep_units_apart(kind, dtype):
+    shape = {"vocabulary_size": 11, "num_layers": 1, "hidden_dim": 8, "intermediate_dim": 12, "dropout": 0.3}
+    spec = {"token_ids": tf.TensorSpec([TOKENS], tf.int32), "padding_mask": tf.TensorSpec([TOKENS], tf.bool)}
+    if kind == "Llama":
+        model = keras_hub.models.LlamaBackbone(num_query_heads=2, num_key_value_heads=1, dtype=dtype, **shape)
+    else:
+        model = keras_hub.models.BertBackbone(num_heads=2, dtype=dtype, **shape)
+        spec["segment_ids"] = tf.TensorSpec([TOKENS], tf.int32)
+    assert cross_unit_fault(model, spec) is None

@@ -145,6 +145,7 @@ def test_adding_a_unit_moves_the_sum_by_at_most_the_clip_norm(oracle):
         ({"clip_norm": float("nan")}, "clip_norm > 0"),
         ({"clip_norm": float("inf")}, "clip_norm > 0"),
         ({"clip_norm": True}, "clip_norm > 0"),
+        ({"clip_norm": 9e-7}, "clip_norm >= 1e-06"),
         ({"method": "jacobian"}, "bookkeeping"),
         ({"records_per_unit": 2}, "multiple of records_per_unit=2"),
         ({"records_per_unit": 0}, "records_per_unit >= 1"),
