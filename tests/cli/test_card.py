@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from tfdp.card import export
 from tfdp.cli import app
-from tfdp.ledger import Ledger
 from tfdp.files import sha256_arrays
+from tfdp.ledger import Ledger
 from tfdp.plan import make_plan
 from tfdp.spec import PrivacySpec
 

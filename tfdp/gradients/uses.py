@@ -73,9 +73,8 @@ class Outer:
         if self.materialise_is_cheaper:
             self._materialised = tf.matmul(self.rows, self.columns, transpose_a=True)
             return tf.reduce_sum(self._materialised**2, [1, 2])
-        with tf.control_dependencies(
-            [self.rows, self.columns]
-        ):  # not before the backward pass: it would only lie there
+        # Not before the backward pass: it would only lie there.
+        with tf.control_dependencies([self.rows, self.columns]):
             rows = tf.matmul(self.rows, self.rows, transpose_b=True)
         columns = tf.matmul(self.columns, self.columns, transpose_b=True)
         squared = tf.reduce_sum(rows * columns, [1, 2])
