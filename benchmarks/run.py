@@ -48,7 +48,7 @@ def step_table(rounds: int) -> list[str]:
     return lines
 
 
-def memory_table() -> list[str]:
+def memory_table(processes: int) -> list[str]:
     lines = ["| training | plain | private | ratio | goal | TF Privacy |", "|---|---|---|---|---|---|"]
     for train in GOALS:
         peak = {
@@ -66,9 +66,10 @@ def memory_table() -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=9, help="of the interleaved steps; at least 9 for a result")
+    parser.add_argument("--processes", type=int, default=5, help="of each kind whose peak memory is measured")
     parser.add_argument("--out", type=Path, default=HERE / "results.md")
     arguments = parser.parse_args()
-    steps, memory = step_table(arguments.rounds), memory_table()
+    steps, memory = step_table(arguments.rounds), memory_table(arguments.processes)
     traces = run("step.py", "--traces")
     sampler = subprocess.run(
         [sys.executable, str(HERE / "sampler.py")], check=True, stdout=subprocess.PIPE, text=True
@@ -97,7 +98,7 @@ def main() -> None:
                     f"the goal for LoRA is {100 * NOISE_GOAL:.0f}%."
                 ),
                 "",
-                "## Peak memory above start, medians of five processes (TensorFlow Privacy: one)",
+                f"## Peak memory above start, medians of {arguments.processes} processes (TensorFlow Privacy: one)",
                 "",
                 *memory,
                 "",
