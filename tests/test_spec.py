@@ -339,7 +339,7 @@ class TestNotation:
     @pytest.mark.parametrize(
         ("text", "line", "column"),
         [
-            ('{"a": 1,}', 1, 9),
+            ('{"a": 1,}', 1, 8),
             ('{"a": 1} x', 1, 10),
             ("{\n'a': 1}", 2, 1),
             ('{"a" 1}', 1, 6),

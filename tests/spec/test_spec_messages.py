@@ -269,6 +269,10 @@ class TestNotation:
 
         assert not _is_open(line)
 
+    def test_json_comma_too_many_is_the_place(self):
+        finding = fault('{"a": {\n  "b": 1,\n  },\n "c": 2}', "json")
+        assert (finding.line, finding.column) == (2, 9)
+
     @pytest.mark.parametrize(
         ("text", "fix"),
         [
@@ -282,6 +286,7 @@ class TestNotation:
             ('{"a": 1 "b": 2}', "comma missing"),
             ('{"a" 1}', "colon"),
             ('{"a": {"b": 1}', "bracket not closed"),
+            ('{"a": 1},', "behind the last bracket"),
         ],
     )
     def test_json(self, text, fix):

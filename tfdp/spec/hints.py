@@ -46,7 +46,18 @@ def json_problem(text: str, error: json.JSONDecodeError) -> str:
         return "a quote that is not closed"
     if before.endswith(",") and after[:1] in ("}", "]") and after:
         return f"a comma before {after[0]}"
+    if error.msg == "Extra data":
+        return "more behind the last bracket"
     return f"a syntax error: {error.msg}"
+
+
+def json_place(text: str, error: json.JSONDecodeError) -> tuple[int, int]:
+    """Line and column of the fault, from 1: of the comma itself where one stands too many."""
+    before, after = text[: error.pos].rstrip(), text[error.pos :].lstrip()
+    if before.endswith(",") and after[:1] in ("}", "]") and after:
+        at = len(before) - 1
+        return text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)
+    return error.lineno, error.colno
 
 
 def json_fix(text: str, error: json.JSONDecodeError) -> str:
@@ -60,6 +71,8 @@ def json_fix(text: str, error: json.JSONDecodeError) -> str:
         return "The file ends too early: is a bracket not closed?"
     if before.endswith(",") and after[:1] in ("}", "]"):
         return f"Delete the comma before {after[0]}"
+    if error.msg == "Extra data":
+        return "Delete what stands behind the last bracket; one file holds one spec."
     if re.search(r"\d,$", before) and re.match(r"\d", after):
         return "Write a decimal point, no comma; digits are written without separators."
     if after[:1] == "'":

@@ -294,12 +294,13 @@ def _read_json(text: str) -> Document:
     try:
         return document.read()
     except json.JSONDecodeError as error:
+        line, column = hints.json_place(text, error)
         raise ReadingError(
             "PS000",
             f"expected JSON, received {hints.json_problem(text, error)}.",
             hints.json_fix(text, error),
-            line=error.lineno,
-            column=error.colno,
+            line=line,
+            column=column,
         ) from None
 
 
