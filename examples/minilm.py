@@ -139,7 +139,9 @@ def area_under_curve(values: np.ndarray, labels: np.ndarray) -> float:
 
 def measure(values: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """Accuracy and area under the curve."""
-    return {"accuracy": float(np.mean((values > 0) == labels)), "auc": area_under_curve(values, labels)}
+    # The loss of the logit moves with every weight; accuracy and AUC may stay where they were.
+    loss = float(np.mean(np.logaddexp(0.0, np.where(labels == 1, -values, values))))
+    return {"accuracy": float(np.mean((values > 0) == labels)), "auc": area_under_curve(values, labels), "loss": loss}
 
 
 def plan_of(train: People, rows: int) -> Plan:

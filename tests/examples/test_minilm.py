@@ -68,7 +68,7 @@ def test_minilm_is_trained_privately_and_gets_its_card(minilm, shared, tmp_path)
     assert card["accounting"]["steps_executed"] == 4
     assert [metric["name"] for metric in card["utility"]["metrics"]] == ["accuracy", "auc"]
     assert card["utility"]["metrics"][1]["private"] == pytest.approx(result["after"]["auc"])
-    assert result["after"]["auc"] != result["before"]["auc"]
+    assert result["after"]["loss"] != result["before"]["loss"]
     # Adapters on query and value of six layers with their biases, and the head.
     expected = 6 * 2 * (384 * 12 * 2 + 2 * 32 + 384) + 384 * 2 + 2
     assert card["provenance"]["model"]["trainable_parameters"] == expected
