@@ -262,6 +262,14 @@ class TestWhatTheCardIsAbout:
         assert card["claim"]["status"] == "not claimed"
         assert any("PS083" in reason for reason in card["claim"]["reasons"])
 
+    def test_a_refused_fit_vouches_for_no_weights(self, plan_of, path):
+        plan = plan_of(steps=1)
+        fit(compiled(network(), plan), plan, [tfdp.PrivacyCallback(plan, path)])
+        other = compiled(network(seed=2), plan)
+        with pytest.raises(BudgetExhaustedError):
+            fit(other, plan, [tfdp.PrivacyCallback(plan, path)])
+        assert not tfdp.read_ledger(path).left(sha256_arrays(other.get_weights()))
+
     def test_a_second_ledger_is_refused(self, plan_of, path):
         plan = plan_of(steps=4)
         model = compiled(network(), plan)

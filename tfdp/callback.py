@@ -83,6 +83,7 @@ class PrivacyCallback(keras.callbacks.Callback):
         self._tensor_float_32_before: bool | None = None
         self._run: Any = None
         self._steps_seen = 0
+        self._stepped = False
 
     # What Keras calls, in its order.
 
@@ -108,6 +109,7 @@ class PrivacyCallback(keras.callbacks.Callback):
         """Checks everything that can be checked before data is seen, and opens the ledger."""
         model = self.model
         try:
+            self._stepped = False
             self._check_alone()
             self._uninstall_step()
             self._check(model)
@@ -140,6 +142,7 @@ class PrivacyCallback(keras.callbacks.Callback):
             self._ledger.append_step(step)
             _trained_under[self.model] = self._ledger.identity
             self._train_step.admit(step)
+            self._stepped = True
         except BaseException:
             self._end()
             raise
@@ -157,12 +160,10 @@ class PrivacyCallback(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._report(logs)
-        if self._ledger is not None:
-            self._ledger.append("epoch_end", steps=self._ledger.steps, weights=self._weights())
+        self._record("epoch_end")
 
     def on_train_end(self, logs: Any = None) -> None:
-        if self._ledger is not None:
-            self._ledger.append("fit_end", steps=self._ledger.steps, weights=self._weights())
+        self._record("fit_end")
         self._end(interrupted=False)
 
     def on_test_begin(self, logs: Any = None) -> None:
@@ -256,8 +257,11 @@ class PrivacyCallback(keras.callbacks.Callback):
                 "public weights."
             )
 
-    def _weights(self) -> str:
-        return sha256_arrays(self.model.get_weights())
+    def _record(self, kind: str) -> None:
+        """Notes a point of the fit, with the weights that it left; a fit without a step vouches for no weights."""
+        if self._ledger is not None:
+            weights = {"weights": sha256_arrays(self.model.get_weights())} if self._stepped else {}
+            self._ledger.append(kind, steps=self._ledger.steps, **weights)
 
     def _check_budget(self) -> None:
         if self._ledger is None:
@@ -319,10 +323,10 @@ class PrivacyCallback(keras.callbacks.Callback):
             self._train_step.revoke()
         if self._ledger is not None:
             self._steps_seen = self._ledger.steps
-            if interrupted and self._ledger.steps and not self._ledger.closed:
+            if interrupted and self._stepped and not self._ledger.closed:
                 # Without this line what the fit left gets no card: no harm is done, so no second error is raised.
                 with contextlib.suppress(LedgerError):
-                    self._ledger.append("fit_interrupted", steps=self._ledger.steps, weights=self._weights())
+                    self._record("fit_interrupted")
             self._ledger.close()
             self._ledger = None
         _active.discard(self)
