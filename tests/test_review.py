@@ -347,11 +347,6 @@ class TestEpsilon:
         findings = found("PS023", {"claim.epsilon": epsilon, **NO_NOISE})
         assert [finding.severity for finding in findings] == [Severity.WARNING] * warned
 
-    @pytest.mark.parametrize(("name", "noted"), [("prv", True), ("pld", False), ("rdp", False)])
-    def test_ps024(self, name, noted):
-        findings = found("PS024", {"accountant.name": name, **NO_NOISE})
-        assert [finding.severity for finding in findings] == [Severity.NOTE] * noted
-
 
 class TestWhole:
     def test_places_come_from_the_file(self, tmp_path):

@@ -130,8 +130,3 @@ def test_ps022(changes, warned):
 def test_ps032_ps033(budget, expected):
     changes = CALIBRATED | {"budget": {"dataset_id": "mails", **budget}}
     assert [f"{id} {text}" for id in ("PS032", "PS033") for text in found(id, changes)] == expected
-
-
-@pytest.mark.parametrize(("rng", "noted"), [("csprng", False), ("prng", True)])
-def test_ps042(rng, noted):
-    assert found("PS042", CALIBRATED | {"mechanism.rng": rng}) == ["note mechanism.rng"] * noted

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tfdp.review.catalogue import BASE, CATALOGUE, SOURCES, Entry
+from tfdp.review.examples import EXAMPLES, Case, Example
+
+Block = tuple[str, str, list[str]]
 
 _HEAD = """\
 # Findings
@@ -59,9 +63,13 @@ def entry_text(entry: Entry) -> str:
         f"What to do: {entry.fix}",
         f"Told from: {', '.join(SOURCES[source] for source in entry.sources)}.",
         f"Waiver: {'possible' if entry.waivable else 'not possible'}.",
-        *(["\n".join(["To waive it:", *(f"    {line}" for line in _waiver(entry))])] if entry.waivable else []),
-        "\n".join(["Example:", *(f"    {line}" for line in _example(entry))]),
     ]
+    if entry.waivable:
+        parts.append("\n".join(["To waive it:", *(f"    {line}" for line in _waiver(entry))]))
+    for case in EXAMPLES[entry.id]:
+        for title, blocks in _both(case):
+            lines = [line for label, _, code in blocks for line in (label, *code) if line]
+            parts.append("\n".join([f"{title}:", *(f"    {line}" for line in lines)]))
     return "\n\n".join(parts) + "\n"
 
 
@@ -81,24 +89,35 @@ def page() -> str:
         waiver = "Can be waived." if entry.waivable else "Cannot be waived."
         parts.append(
             f"## {entry.id}\n\n**{entry.title}** {entry.why}\n\n*What to do:* {entry.fix}\n\n"
-            f"*Told from:* {sources}. {waiver}\n\n*Example:*\n\n" + "\n".join(_fenced(entry))
+            f"*Told from:* {sources}. {waiver}"
         )
+        for case in EXAMPLES[entry.id]:
+            for title, blocks in _both(case):
+                parts.append(f"*{title}:*")
+                for label, language, code in blocks:
+                    parts += [label] if label else []
+                    parts += ["\n".join([f"```{language}", *code, "```"])] if code else []
     return "\n\n".join(parts) + "\n"
 
 
-def example_values(entry: Entry, base: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with the change of an example."""
-    values = copy.deepcopy(dict(base))
-    for path, value in entry.example.items():
+def with_changes(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of nested values with dotted fields replaced; `...` deletes one."""
+    changed = copy.deepcopy(dict(values))
+    for path, value in changes.items():
         *sections, name = path.split(".")
-        section = values
+        section = changed
         for part in sections:
-            section = section[part]
+            section = section.setdefault(part, {})
         if value is ...:
             del section[name]
         else:
             section[name] = value
-    return values
+    return changed
+
+
+def nested(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted fields as sections within sections."""
+    return with_changes({}, fields)
 
 
 def _waiver(entry: Entry) -> Iterator[str]:
@@ -109,19 +128,59 @@ def _waiver(entry: Entry) -> Iterator[str]:
     yield "    expires: YYYY-MM-DD      # the last day"
 
 
-def _fenced(entry: Entry) -> Iterator[str]:
-    if not entry.example and not entry.data:
-        yield entry.situation
-        return
-    yield "```yaml"
-    yield from _example(entry)
-    yield "```"
+def _both(case: Case) -> Iterator[tuple[str, list[Block]]]:
+    """The example, and of the mended one what is different in it."""
+    article = "an" if case.severity == "error" else "a"
+    triggers, mended = list(_blocks(case.triggers)), list(_blocks(case.mended))
+    yield f"Example, {article} {case.severity} told from {SOURCES[case.source]}", triggers
+    yield "Mended", [block for block in mended if block not in triggers] or mended
 
 
-def _example(entry: Entry) -> Iterator[str]:
-    for path, value in entry.example.items():
+def _blocks(example: Example) -> Iterator[Block]:
+    """What an example consists of: a sentence before it, the language of its code, and the lines."""
+    if example.spec:
+        yield "", "yaml", list(_yaml(example.spec))
+    if example.data:
+        yield "The file that `--data` names:", "json", [json.dumps(dict(example.data))]
+    for ran in example.runs:
+        steps = "One step has run" if ran.steps == 1 else f"{ran.steps} steps have run"
+        steps += f", with seed={ran.seed}" if ran.seed is not None else ""
+        if ran.spec:
+            yield f"{steps}; the ledger was begun under a spec with:", "yaml", list(_yaml(ran.spec))
+        elif ran.header:
+            yield f"{steps}; in the first line of the ledger stands:", "json", [json.dumps(nested(ran.header))]
+        else:
+            yield f"{steps}, under this spec.", "", []
+    for name, values in example.export.items():
+        yield "", "python", [*_assigned(name, values), f'tfdp.export(model, "run/", {name}={name})']
+    if example.card:
+        yield "In MODEL_CARD.json stands:", "json", [json.dumps(nested(example.card))]
+    for name in example.absent:
+        yield f"run/{name} is not there.", "", []
+    if example.code:
+        yield "", "python", example.code.splitlines()
+    if example == Example():
+        yield "What the training and the export left, unchanged.", "", []
+
+
+def _yaml(fields: Mapping[str, Any]) -> Iterator[str]:
+    for path, value in fields.items():
         yield f"# {path} is not there" if value is ... else f"{path}: {json.dumps(value)}"
-    if entry.data:
-        yield f"# with --data: {json.dumps(dict(entry.data))}"
-    if entry.situation:
-        yield entry.situation
+
+
+def _assigned(name: str, values: Mapping[str, Any]) -> list[str]:
+    """Python that gives a dict a name, a key a line."""
+    if not values:
+        return [f"{name} = {{}}"]
+    return [f"{name} = {{", *(f"    {_literal(key)}: {_literal(value)}," for key, value in values.items()), "}"]
+
+
+def _literal(value: Any) -> str:
+    """A value as Python writes it, texts in double quotes."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_literal(key)}: {_literal(inside)}" for key, inside in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_literal, value)) + "]"
+    if isinstance(value, float) and not math.isfinite(value):
+        return f'float("{value}")'
+    return json.dumps(value) if isinstance(value, str) else repr(value)
