@@ -174,6 +174,76 @@ def test_what_git_holds_is_read_as_strictly(run, files):
     assert "main:privacy.yaml:3:12: PS002" in err
 
 
+class TestSeveralSpecs:
+    """A YAML file with a spec in each document."""
+
+    @pytest.fixture
+    def two(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        second = SPEC.replace("one text", "one letter").replace("1000", "2000")
+
+        def write(name: str, epsilon: str = "4", *, only: bool = False) -> str:
+            text = second.replace("epsilon: 4", f"epsilon: {epsilon}")
+            pathlib.Path(name).write_text(text if only else f"{SPEC}---\n{text}", encoding="utf-8")
+            return name
+
+        return write
+
+    def test_text(self, run, two):
+        code, out, err = run(two("a.yaml"), two("b.yaml", "5"))
+        assert (code, err) == (1, "")
+        assert out.splitlines() == [
+            "a.yaml (document 1 of 2) -> b.yaml (document 1 of 2): Nothing changed.",
+            "weaker: claim.epsilon: 4 -> 5",
+            "    The bound on the privacy loss is larger.",
+            "a.yaml (document 2 of 2) -> b.yaml (document 2 of 2): Privacy becomes weaker.",
+            "a.yaml -> b.yaml: Privacy becomes weaker.",
+        ]
+
+    @pytest.mark.parametrize(
+        ("epsilon", "only", "codes"),
+        [("4", False, (0, 0)), ("3", False, (0, 0)), ("5", False, (1, 1)), ("4", True, (1, 1))],
+    )
+    def test_exit_codes(self, run, two, epsilon, only, codes):
+        one, other = two("a.yaml"), two("b.yaml", epsilon, only=only)
+        assert tuple(run(one, other, "--fail-on", level)[0] for level in ("incomparable", "weaker")) == codes
+
+    def test_a_spec_that_is_new(self, run, two):
+        code, out, _ = run(two("a.yaml", only=True), two("b.yaml"))
+        assert code == 0
+        assert "unchanged: spec: nothing -> present\n    It makes a first claim: review all of it." in out
+
+    def test_markdown(self, run, two):
+        _, out, _ = run(two("a.yaml"), two("b.yaml", "5"), "--format", "markdown")
+        lines = out.splitlines()
+        assert lines[0] == "### Privacy becomes weaker"
+        assert [line for line in lines if line.startswith("####")] == ["#### Privacy becomes weaker"]
+        assert "`a.yaml (document 2 of 2)` compared with `b.yaml (document 2 of 2)`" in lines
+        assert "| **weaker** | `claim.epsilon` | `4` | `5` | The bound on the privacy loss is larger. |" in lines
+
+    def test_json(self, run, two):
+        report = json.loads(run(two("a.yaml"), two("b.yaml", "3"), "--format", "json")[1])
+        assert (report["verdict"], report["failed"], report["kind"]) == ("stronger", False, "spec")
+        (change,) = report["changes"]
+        assert (change["where"], change["old_document"], change["new_document"]) == ("claim.epsilon", 2, 2)
+
+    def test_git(self, run, two):
+        git("init", "--initial-branch=main")
+        two("privacy.yaml")
+        git("add", ".")
+        git("commit", "-m", "first")
+        assert run("main:privacy.yaml", two("privacy.yaml", "3"))[0] == 0
+        code, out, _ = run("main:privacy.yaml", two("privacy.yaml", "5"))
+        assert code == 1
+        assert "main:privacy.yaml (document 2 of 2) -> privacy.yaml (document 2 of 2): Privacy becomes weaker." in out
+
+    def test_one_that_is_broken_stops_the_comparison(self, run, two):
+        code, out, err = run(two("a.yaml"), two("b.yaml", "'5'"))
+        assert (code, out) == (1, "")
+        assert "b.yaml:14:12: PS002" in err
+        assert "(Document 2 of 2.)" in err
+
+
 def test_wrong_calls(run, files, tmp_path):
     spec = files("a.yaml")
     assert run(spec)[0] == 2

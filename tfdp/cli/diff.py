@@ -13,7 +13,7 @@ import typer
 
 if TYPE_CHECKING:
     from tfdp.card import PrivacyCard
-    from tfdp.comparison import Comparison
+    from tfdp.comparison import Comparison, FileComparison
     from tfdp.spec import PrivacySpec
 
 _EXAMPLE = """Examples:
@@ -71,6 +71,9 @@ def diff(
     another unit is not progress. Where the noise is given, what the mechanism costs is computed for both. Exits with 1
     when privacy became weaker or cannot be compared, with 0 when it is at least as strong, with 2 for a wrong call.
 
+    Of a YAML file with several specs each is compared with what became of it: equal ones wherever they stand, the
+    others in their order. A spec that was removed is weaker.
+
     REV:PATH is read from git as `git show` would, without touching the working tree. A file of that name comes first.
     """
     comparison = _compare(old, new)
@@ -88,7 +91,7 @@ def diff(
     raise typer.Exit(1 if failed else 0)
 
 
-def fails(comparison: Comparison, fail_on: FailOn) -> bool:
+def fails(comparison: Comparison | FileComparison, fail_on: FailOn) -> bool:
     """Whether the exit code is 1."""
     from tfdp.comparison import Direction
 
@@ -99,23 +102,22 @@ def fails(comparison: Comparison, fail_on: FailOn) -> bool:
     return fail_on is FailOn.INCOMPARABLE and comparison.verdict is Direction.INCOMPARABLE
 
 
-def _compare(old: str, new: str) -> Comparison:
+def _compare(old: str, new: str) -> Comparison | FileComparison:
     one, other = _read(old), _read(new)
-    from tfdp.spec import PrivacySpec
+    if isinstance(one, list) and isinstance(other, list):
+        from tfdp.comparison import compare_files
 
-    if isinstance(one, PrivacySpec) and isinstance(other, PrivacySpec):
-        from tfdp.comparison import compare_specs
-
-        return compare_specs(one, other, old_name=old, new_name=new)
-    if not isinstance(one, PrivacySpec) and not isinstance(other, PrivacySpec):
+        return compare_files(one, other, old_name=old, new_name=new)
+    if not isinstance(one, list) and not isinstance(other, list):
         from tfdp.comparison.cards import compare_cards
 
         return compare_cards(one, other, old_name=old, new_name=new)
-    kinds = ["a spec" if isinstance(side, PrivacySpec) else "a card" for side in (one, other)]
+    kinds = ["a spec" if isinstance(side, list) else "a card" for side in (one, other)]
     raise typer.BadParameter(f"Expected two specs or two cards. Received: {kinds[0]} and {kinds[1]}.")
 
 
-def _read(name: str) -> PrivacySpec | PrivacyCard:
+def _read(name: str) -> list[PrivacySpec] | PrivacyCard:
+    """The specs of a file, or a card."""
     path = pathlib.Path(name)
     if path.is_dir():
         path = path / _CARD
@@ -129,7 +131,7 @@ def _read(name: str) -> PrivacySpec | PrivacyCard:
         return load_card(path)
     from tfdp.spec import PrivacySpec
 
-    return PrivacySpec.from_file(path)
+    return PrivacySpec.all_from_file(path)
 
 
 def _is_card_name(name: str) -> bool:
@@ -137,7 +139,7 @@ def _is_card_name(name: str) -> bool:
     return name.endswith((_CARD, ".card.json"))
 
 
-def _parsed(content: bytes, name: str) -> PrivacySpec | PrivacyCard:
+def _parsed(content: bytes, name: str) -> list[PrivacySpec] | PrivacyCard:
     """Reads what git holds from a file of that name, so that it is read like any other."""
     import tempfile
 
@@ -178,7 +180,7 @@ def _git(*arguments: str, of: str) -> bytes:
     return done.stdout
 
 
-def _print(comparison: Comparison) -> None:
+def _print(comparison: Comparison | FileComparison) -> None:
     from rich.console import Console
     from rich.text import Text
 

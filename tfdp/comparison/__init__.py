@@ -6,6 +6,7 @@ and delta of another privacy unit are other quantities. No TensorFlow.
 """
 
 from tfdp.comparison.changes import Change, Comparison, Direction
+from tfdp.comparison.files import FileComparison, compare_files
 from tfdp.comparison.rendering import render_markdown, render_text
 from tfdp.comparison.specs import compare_specs
 
@@ -13,6 +14,8 @@ __all__ = [
     "Change",
     "Comparison",
     "Direction",
+    "FileComparison",
+    "compare_files",
     "compare_specs",
     "render_markdown",
     "render_text",

@@ -75,7 +75,7 @@ class Comparison:
         """
         verdict = Direction.UNCHANGED
         for rank in Rank:
-            here = _together({change.direction for change in self.changes if change.rank is rank})
+            here = together({change.direction for change in self.changes if change.rank is rank})
             if verdict is Direction.UNCHANGED:
                 verdict = here
             elif verdict is Direction.STRONGER and here in (Direction.WEAKER, Direction.INCOMPARABLE):
@@ -97,7 +97,8 @@ class Comparison:
         }
 
 
-def _together(seen: set[Direction]) -> Direction:
+def together(seen: set[Direction]) -> Direction:
+    """The direction of several at once: weaker and stronger do not make up for each other."""
     if Direction.WEAKER in seen:
         return Direction.INCOMPARABLE if Direction.STRONGER in seen else Direction.WEAKER
     if Direction.INCOMPARABLE in seen:

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from tfdp.comparison.changes import Change, Comparison, Direction
+from tfdp.comparison.files import FileComparison
 from tfdp.findings import printable
 
 HEADLINES = {
@@ -22,28 +23,34 @@ _NOTHING = "nothing"
 _LONGEST = 160
 
 
-def render_text(comparison: Comparison) -> str:
+def render_text(comparison: Comparison | FileComparison) -> str:
     """Lines for a terminal: one block per change, the verdict last. No control characters."""
     lines = []
-    for change in comparison.changes:
-        values = f"{shown(change.old)} -> {shown(change.new)}"
-        lines += [f"{change.direction.value}: {printable(change.where)}: {values}", f"    {change.why}"]
+    if isinstance(comparison, FileComparison):
+        lines += [line for part in comparison.parts for line in render_text(part).splitlines()]
+    else:
+        for change in comparison.changes:
+            values = f"{shown(change.old)} -> {shown(change.new)}"
+            lines += [f"{change.direction.value}: {printable(change.where)}: {values}", f"    {change.why}"]
     names = f"{printable(comparison.old_name)} -> {printable(comparison.new_name)}"
     return "\n".join([*lines, f"{names}: {headline(comparison)}."]) + "\n"
 
 
-def render_markdown(comparison: Comparison) -> str:
+def render_markdown(comparison: Comparison | FileComparison, *, heading: str = "###") -> str:
     """GitHub-flavoured Markdown.
 
     What the compared files say stands in code spans, where nothing is markup, a link or a mention.
     """
     lines = [
-        f"### {headline(comparison)}",
+        f"{heading} {headline(comparison)}",
         "",
         f"{code(comparison.old_name)} compared with {code(comparison.new_name)}",
     ]
     if guidance := _GUIDANCE.get(comparison.verdict):
         lines += ["", guidance]
+    if isinstance(comparison, FileComparison):
+        parts = [render_markdown(part, heading=f"{heading}#") for part in comparison.parts if part.changes]
+        return "\n".join(lines) + "\n" + "".join(f"\n{part}" for part in parts)
     told = [change for change in comparison.changes if change.direction is not Direction.UNCHANGED]
     others = comparison.having(Direction.UNCHANGED)
     if told:
@@ -55,7 +62,7 @@ def render_markdown(comparison: Comparison) -> str:
     return "\n".join(lines) + "\n"
 
 
-def headline(comparison: Comparison) -> str:
+def headline(comparison: Comparison | FileComparison) -> str:
     """The verdict as a phrase."""
     return HEADLINES[comparison.verdict] if comparison.changes else "Nothing changed"
 

@@ -69,17 +69,21 @@ class PrivacySpec(Section):
         Raises:
             SpecError: the file cannot be read, or is not a valid spec.
         """
-        name = os.fspath(path)
-        try:
-            text = read_text(name)
-            format = format_of(name)
-            if format is None:
-                raise ReadingError(
-                    "PS000", "expected a file named .yaml, .yml or .json, received another name.", "Rename it."
-                )
-        except ReadingError as error:
-            raise _invalid(name, [faults.reading_finding(error, name)]) from None
+        text, format, name = _text_of(path)
         return cls.from_text(text, format=format, name=name)
+
+    @classmethod
+    def all_from_file(cls, path: str | os.PathLike[str]) -> list[PrivacySpec]:
+        """Reads every spec of a file, of which each YAML document is one.
+
+        Raises:
+            SpecError: the file cannot be read, or one of them is not a valid spec.
+        """
+        text, format, name = _text_of(path)
+        specs, findings = cls.all_from_text(text, format, name)
+        if findings:
+            raise _invalid(name, findings)
+        return specs
 
     @classmethod
     def all_from_text(
@@ -176,6 +180,18 @@ class PrivacySpec(Section):
 
     def __hash__(self) -> int:
         return hash(self.digest)
+
+
+def _text_of(path: str | os.PathLike[str]) -> tuple[str, Format, str]:
+    name = os.fspath(path)
+    try:
+        text, format = read_text(name), format_of(name)
+        if format is None:
+            message = "expected a file named .yaml, .yml or .json, received another name."
+            raise ReadingError("PS000", message, "Rename it.")
+    except ReadingError as error:
+        raise _invalid(name, [faults.reading_finding(error, name)]) from None
+    return text, format, name
 
 
 def _invalid(name: str | None, findings: list[Finding]) -> SpecError:
