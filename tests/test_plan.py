@@ -127,7 +127,7 @@ def test_claim_that_is_not_kept_is_refused():
 
 def test_certificate_does_not_rest_on_the_review(monkeypatch):
     monkeypatch.setattr("tfdp.plan.review", lambda spec: [])
-    with pytest.raises(AccountingError, match=r"claimed epsilon 1\.1 at delta 1e-05\. Received: 1\.13374"):
+    with pytest.raises(AccountingError, match=r"claimed epsilon 1\.1 at delta 1e-05\. Received: 1\.13375"):
         make_plan(spec_with(claim__epsilon=1.1))
 
 

@@ -137,7 +137,7 @@ class TestSampler:
     def test_ps010_prints_what_shuffling_costs(self):
         (finding,) = found("PS010", {"sampling.scheme": "shuffle"})
         assert (finding.severity, finding.where) == (Severity.ERROR, "sampling.scheme")
-        assert "epsilon 20.56 " in finding.message
+        assert "epsilon 20.56" in finding.message
         assert "claimed is 1.2" in finding.message
 
     def test_ps010_also_without_numbers(self):

@@ -326,8 +326,8 @@ class TestNotation:
             ("data:\n", "data:\n  ? [1]\n  : 2\n", "key that is not a"),
             ('schema_version: "1.0"\n', '%YAML 1.1\n---\nschema_version: "1.0"\n', "directive"),
             ("data:\n", "---\ndata:\n", "single document|another document"),
-            ("data:\n", "\tdata:\n", "syntax error"),
-            ("data:\n", "data: [\n", "syntax error"),
+            ("data:\n", "\tdata:\n", "a tab"),
+            ("data:\n", "data: [\n", "in place of a comma"),
         ],
     )
     def test_yaml_that_a_reviewer_cannot_read_off_the_page(self, old, new, says):

@@ -21,6 +21,7 @@ from tfdp.files import sha256_text
 from tfdp.findings import errors
 from tfdp.review import RELATIVE_SLACK, review
 from tfdp.spec import PrivacySpec
+from tfdp.spec.numbers import rounded_up, shown
 
 _CURVE_POINTS = 40
 
@@ -86,8 +87,8 @@ class Plan:
         if not math.isclose(self.expected_batch_size, self.sampling_probability * self.num_units, rel_tol=1e-9):
             raise PlanError(
                 "Expected expected_batch_size to be sampling_probability * num_units = "
-                f"{self.sampling_probability * self.num_units:g}. "
-                f"Received: {self.expected_batch_size:g}. Make a new plan with make_plan instead of changing one."
+                f"{shown(self.sampling_probability * self.num_units)}. "
+                f"Received: {shown(self.expected_batch_size)}. Make a new plan with make_plan instead of changing one."
             )
         if self.spec_digest != self.spec.digest:
             raise PlanError("Expected spec_digest to be the digest of spec. Received another one. Use make_plan.")
@@ -230,8 +231,8 @@ def make_plan(spec: PrivacySpec, num_units: int | None = None, *, seed: int | No
     certified = plan.epsilon(plan.steps)
     if not certified <= claim.epsilon * (1 + RELATIVE_SLACK):
         raise AccountingError(
-            f"Expected {plan.steps} steps to cost at most the claimed epsilon {claim.epsilon:g} "
-            f"at delta {claim.delta:g}. Received: {certified:.6g} with noise multiplier {sigma:g}. "
+            f"Expected {plan.steps} steps to cost at most the claimed epsilon {shown(claim.epsilon)} "
+            f"at delta {shown(claim.delta)}. Received: {rounded_up(certified)} with noise multiplier {shown(sigma)}. "
             "Raise the noise multiplier (null calibrates it), lower the steps, or claim what it costs."
         )
     return plan

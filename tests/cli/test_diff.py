@@ -133,6 +133,12 @@ def test_values_on_one_line():
     assert [shown(value) for value in (None, True, 3, ["a", "b"], [])] == ["nothing", "true", "3", "a, b", "nothing"]
 
 
+def test_values_that_look_alike_are_shown_with_every_digit(run, files):
+    code, out, _ = run(files("a.yaml"), files("b.yaml", "epsilon: 4", "epsilon: 4.0000001"))
+    assert code == 1
+    assert "claim.epsilon: 4.0 -> 4.0000001" in out
+
+
 def git(*arguments: str) -> None:
     identity = {
         "GIT_AUTHOR_NAME": "a",

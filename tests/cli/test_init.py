@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pathlib
+import re
 
 import pytest
 from typer.testing import CliRunner
@@ -127,8 +128,15 @@ def test_nobody_to_ask(run):
 def test_nothing_is_written_that_would_not_pass(run, flags, says):
     code, out, err = run("spec.yaml", "--unit", "example", *CLAIM, *flags)
     assert (code, out) == (1, "")
-    assert says in err
+    assert f"\n  {says} error: " in err, "without a place in a file that is not there"
     assert not pathlib.Path("spec.yaml").exists()
+
+
+def test_a_warning_is_shown_where_it_stands_in_what_was_written(run):
+    code, _, err = run("spec.yaml", "--unit", "example", *CLAIM, "--delta", "1e-4")
+    assert code == 0
+    line = int(re.search(r"^spec\.yaml:(\d+):\d+: PS004 warning", err, re.MULTILINE)[1])
+    assert pathlib.Path("spec.yaml").read_text().splitlines()[line - 1].startswith("  delta: ")
 
 
 def test_an_existing_file_stays(run):

@@ -128,7 +128,7 @@ def _claim(record: LedgerRecord, spec: PrivacySpec, account: Accounting) -> Iter
     realised, claimed = account.epsilon_with_amplification, spec.claim.epsilon
     if realised.value is None or not realised.value <= claimed * (1 + RELATIVE_SLACK):
         message = (
-            f"expected the {record.steps:,} executed steps to cost at most the claimed {claimed:g}, "
+            f"expected the {record.steps:,} executed steps to cost at most the claimed {formats.exact(claimed)}, "
             f"received {formats.bound(realised)} at delta {formats.exact(record.plan['delta'])}."
         )
         yield _finding("PS020", "error", "claim.epsilon", message, "Claim what it costs, in a reviewed spec.")
@@ -232,7 +232,10 @@ def _budget(spec: PrivacySpec, account: Accounting, inputs: CardInputs) -> Itera
         return
     cap, realised = spec.budget.epsilon_cap, account.epsilon_with_amplification
     total = math.inf if realised.value is None else realised.value + (inputs.spent_before or 0.0)
-    message = f"expected at most epsilon {cap:g} from {spec.budget.dataset_id}, received {formats.bound(total)} in all."
+    message = (
+        f"expected at most epsilon {formats.exact(cap)} from {spec.budget.dataset_id}, "
+        f"received {formats.bound(total)} in all."
+    )
     if math.isinf(total) or total > cap * (1 + RELATIVE_SLACK):
         yield _finding("PS032", "error", "budget.epsilon_cap", message, "Release less, or decide on another cap.")
     elif total > 0.8 * cap:
@@ -263,7 +266,10 @@ def _attacks(spec: PrivacySpec, account: Accounting, inputs: CardInputs) -> Iter
     for attack in inputs.attacks:
         lower = attack.epsilon_lower_bound
         if lower is not None and realised is not None and lower > realised:
-            message = f"expected {attack.name} to stay below epsilon {realised:g}, received a lower bound of {lower:g}."
+            message = (
+                f"expected {attack.name} to stay below epsilon {formats.bound(realised)}, received a lower bound of "
+                f"{formats.exact(lower)}."
+            )
             yield _finding("PS053", "error", where, message, "The training is not private as claimed: find the fault.")
         low = any(point.false_positive_rate <= _LOW_RATE for point in attack.tpr_at_fpr)
         missing = [] if low else [f"a true positive rate at a false positive rate of at most {_LOW_RATE:g}"]

@@ -17,6 +17,7 @@ from tfdp.findings import Finding, Severity
 from tfdp.ledger import LedgerRecord, read_ledger
 from tfdp.review import RELATIVE_SLACK
 from tfdp.spec import PrivacySpec
+from tfdp.spec.numbers import rounded_up, shown
 from tfdp.spec.reading import Path as FieldPath
 
 # Of another spec than the one in review these say nothing about the training.
@@ -115,10 +116,10 @@ def _one(spec: PrivacySpec, run: _Run) -> Iterator[Finding]:
         yield _at(spec, "PS030", "warning", ("accountant", "name"), message, fix)
     realised = _epsilon(record)
     if not realised <= spec.claim.epsilon * (1 + RELATIVE_SLACK):
-        shown = f"{realised:.6g}" if math.isfinite(realised) else "no bound"
+        cost = rounded_up(realised) if math.isfinite(realised) else "no bound"
         message = (
-            f"expected the {record.steps} steps in {record.path} to cost at most {spec.claim.epsilon:g}, "
-            f"received {shown}."
+            f"expected the {record.steps} steps in {record.path} to cost at most {shown(spec.claim.epsilon)}, "
+            f"received {cost}."
         )
         fix = "Claim what it costs, in a reviewed spec."
         yield _at(spec, "PS020", "error", ("claim", "epsilon"), message, fix)
@@ -159,8 +160,8 @@ def _together(spec: PrivacySpec, runs: Sequence[_Run], *, planned: bool) -> Iter
         spent = [_epsilon(run.record) if name == "epsilon" else run.record.plan["delta"] for run in runs]
         total = sum(spent) + (getattr(spec.claim, name) if planned else 0.0)
         message = (
-            f"expected {name} of at most {cap:g} for {spec.budget.dataset_id[:60]!r}, received {total:.6g} in "
-            f"{len(runs)} runs" + (" and this claim." if planned else ".")
+            f"expected {name} of at most {shown(cap)} for {spec.budget.dataset_id[:60]!r}, "
+            f"received {rounded_up(total)} in {len(runs)} runs" + (" and this claim." if planned else ".")
         )
         path = ("budget", f"{name}_cap")
         if not total <= cap * (1 + RELATIVE_SLACK):

@@ -117,6 +117,8 @@ def from_flags(
     epsilon: float | None,
     delta: float | None,
 ) -> Run:
+    from tfdp.spec.numbers import shown
+
     missing = [flag for flag, value in required.items() if value is None]
     if batch_size is None and scheme is not Scheme.FULL_BATCH:
         missing.append("--batch-size")
@@ -130,11 +132,11 @@ def from_flags(
     size = float(num_units) if batch_size is None else batch_size
     if not 0 < size <= num_units:
         raise typer.BadParameter(
-            f"Expected --batch-size above 0 and at most --num-units {num_units}. Received: {size:g}."
+            f"Expected --batch-size above 0 and at most --num-units {num_units}. Received: {shown(size)}."
         )
     if scheme is Scheme.FULL_BATCH and size != num_units:
         raise typer.BadParameter(
-            f"Expected no --batch-size but {num_units} with --scheme full_batch. Received: {size:g}."
+            f"Expected no --batch-size but {num_units} with --scheme full_batch. Received: {shown(size)}."
         )
     sigma = required.get("--noise-multiplier")
     if sigma is not None and not (math.isfinite(sigma) and sigma >= 0):

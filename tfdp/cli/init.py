@@ -213,17 +213,24 @@ def _check(text: str, output: str) -> None:
     """Stops before a spec is written that would not pass.
 
     Raises:
-        SpecError: an answer cannot stand in a spec.
+        PlanError: the answers make no valid spec.
     """
-    from tfdp.errors import PlanError
+    from tfdp.errors import PlanError, SpecError
     from tfdp.findings import errors, printable
     from tfdp.review import review
     from tfdp.spec import PrivacySpec
 
-    found = review(PrivacySpec.from_text(text, name="<answers>"))
-    if blocking := errors(found):
-        lines = "\n  ".join(str(finding) for finding in blocking)
-        raise PlanError(f"Expected answers that make a valid spec; nothing was written. Received:\n  {lines}", blocking)
+    try:
+        found = review(PrivacySpec.from_text(text, name=output))
+        blocking = errors(found)
+    except SpecError as error:
+        blocking = list(error.findings)
+    if blocking:  # their places are those of a file that is not written
+        placeless = [finding.model_copy(update={"file": None, "line": None, "column": None}) for finding in blocking]
+        lines = "\n  ".join(map(str, placeless))
+        raise PlanError(
+            f"Expected answers that make a valid spec; nothing was written. Received:\n  {lines}", placeless
+        )
     for finding in found if output != "-" else ():
         typer.echo(printable(str(finding)), err=True)
 

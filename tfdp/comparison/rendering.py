@@ -30,8 +30,9 @@ def render_text(comparison: Comparison | FileComparison) -> str:
         lines += [line for part in comparison.parts for line in render_text(part).splitlines()]
     else:
         for change in comparison.changes:
-            values = f"{shown(change.old)} -> {shown(change.new)}"
-            lines += [f"{change.direction.value}: {printable(change.where)}: {values}", f"    {change.why}"]
+            before, after = _values(change)
+            where = f"{change.direction.value}: {printable(change.where)}"
+            lines += [f"{where}: {before} -> {after}", f"    {change.why}"]
     names = f"{printable(comparison.old_name)} -> {printable(comparison.new_name)}"
     return "\n".join([*lines, f"{names}: {headline(comparison)}."]) + "\n"
 
@@ -86,6 +87,14 @@ def shown(value: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
+def _values(change: Change) -> tuple[str, str]:
+    """Both values; with every digit where they would look alike."""
+    one, other = shown(change.old), shown(change.new)
+    if one == other and change.old != change.new:
+        one, other = (printable(json.dumps(value, ensure_ascii=False)) for value in (change.old, change.new))
+    return one, other
+
+
 def code(text: str) -> str:
     """A code span that holds any text, also inside a table; a pipe becomes a broken bar, for tables cannot quote it."""
     text = printable(text).replace("|", "\N{BROKEN BAR}").strip() or " "
@@ -101,5 +110,6 @@ def _runs_of_backticks(text: str) -> list[str]:
 
 def _row(change: Change) -> str:
     label = "" if change.direction is Direction.UNCHANGED else f"**{change.direction.value}**"
-    cells = [label, code(change.where), code(shown(change.old)), code(shown(change.new)), change.why]
+    before, after = _values(change)
+    cells = [label, code(change.where), code(before), code(after), change.why]
     return f"| {' | '.join(cells)} |"

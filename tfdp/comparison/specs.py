@@ -14,6 +14,7 @@ from tfdp.errors import AccountingError
 from tfdp.findings import errors
 from tfdp.review import review
 from tfdp.spec import PrivacySpec
+from tfdp.spec.numbers import shown
 
 _PROMISE = frozenset(
     {
@@ -86,7 +87,7 @@ def _mechanism(old: PrivacySpec, new: PrivacySpec, changes: list[Change]) -> lis
         return [Change(MECHANISM, None, None, Direction.INCOMPARABLE, why)]
     one, other = costs
     slack = _CALIBRATION if calibrated else _ROUNDING
-    how = f"Computed at delta {delta:g}; with noise that is calibrated it is the claimed epsilon."
+    how = f"Computed at delta {shown(delta)}; with noise that is calibrated it is the claimed epsilon."
     if math.isclose(one, other, rel_tol=slack):
         return [Change(MECHANISM, one, other, Direction.UNCHANGED, how)]
     direction = Direction.WEAKER if not other <= one else Direction.STRONGER

@@ -8,7 +8,6 @@ from typing import Any
 from tfdp.findings import Finding, Severity
 from tfdp.spec import PrivacySpec
 from tfdp.spec.numbers import rounded_down, shown, with_article
-from tfdp.spec.samples import sample
 
 RELATIVE_SLACK = 1e-6  # floating point only: never a tolerance of the claim
 LARGE_EPSILON = 10.0
@@ -18,7 +17,7 @@ def delta_against_size(spec: PrivacySpec) -> Iterator[Finding]:
     """PS003, PS004."""
     delta, units = spec.claim.delta, spec.data.num_units
     fix = f"Use at most 1/(10 num_units) = {rounded_down(0.1 / units)}."
-    received = f"received {delta:g} for {units} units"
+    received = f"received {shown(delta)} for {units} units"
     if not delta * units < 1:
         most = rounded_down(1 / units, 3)
         message = f"expected delta below 1/num_units = {most}, {received}: one whole unit may be published."
@@ -45,18 +44,14 @@ def unit_is_complete(spec: PrivacySpec) -> Iterator[Finding]:
         if getattr(unit, name) is None:
             by = "" if unit.method == "native" else f" by method {unit.method}"
             message = f"expected {name} for {with_article(unit.kind)} unit{by}, received nothing."
-            line = sample(PrivacySpec, ("claim", "privacy_unit", name))
-            fix = f"Add {name}. {_description(type(unit), name)} Such as: {line}"
-            yield spec.finding("PS005", Severity.ERROR, ("claim", "privacy_unit", name), message, fix)
+            path = ("claim", "privacy_unit", name)
+            fix = f"Add {name}. {_description(type(unit), name)} {spec.such_as(path)}"
+            yield spec.finding("PS005", Severity.ERROR, path, message, fix)
     if unit.method == "group_privacy" and (unit.max_records_per_unit or 1) > 1 and spec.data.num_records is None:
         message = "expected data.num_records with group_privacy, where records are sampled, received nothing."
-        yield spec.finding(
-            "PS005",
-            Severity.ERROR,
-            ("data", "num_records"),
-            message,
-            f"Add the public number of records, at least num_units. Such as: num_records: {spec.data.num_units}",
-        )
+        records = ("data", "num_records")
+        fix = f"Add the public number of records, at least num_units. {spec.such_as(records, spec.data.num_units)}"
+        yield spec.finding("PS005", Severity.ERROR, records, message, fix)
 
 
 def method_protects_unit(spec: PrivacySpec) -> Iterator[Finding]:
@@ -146,7 +141,8 @@ def epsilon_is_small(spec: PrivacySpec) -> Iterator[Finding]:
     """PS023."""
     if not spec.claim.epsilon <= LARGE_EPSILON:
         message = (
-            f"expected epsilon of at most {LARGE_EPSILON:g}, received {spec.claim.epsilon:g}: such a bound says little."
+            f"expected epsilon of at most {shown(LARGE_EPSILON)}, received {shown(spec.claim.epsilon)}: "
+            "such a bound says little."
         )
         fix = "Aim lower, or be ready to show attacks instead of the bound."
         yield spec.finding("PS023", Severity.WARNING, ("claim", "epsilon"), message, fix)

@@ -42,8 +42,9 @@ def _earned(spec: PrivacySpec, *, calibrated: bool) -> Iterator[Finding]:
         return
     cost = rounded_up(recomputed) if math.isfinite(recomputed) else "unbounded"
     setting = (
-        f"at delta {spec.claim.delta:g} ({counted(schedule.steps, 'step')}, q = {schedule.sampling_probability:.4g}, "
-        f"sigma = {sigma:g}, {spec.accountant.name}, {spec.claim.adjacency})"
+        f"at delta {shown(spec.claim.delta)} ({counted(schedule.steps, 'step')}, "
+        f"q = {schedule.sampling_probability:.4g}, sigma = {shown(sigma or 0.0)}, {spec.accountant.name}, "
+        f"{spec.claim.adjacency})"
     )
     if not recomputed <= claimed * (1 + RELATIVE_SLACK):
         fix = _remedy(spec, schedule, recomputed) if calibrated else fix
@@ -52,7 +53,7 @@ def _earned(spec: PrivacySpec, *, calibrated: bool) -> Iterator[Finding]:
             message = (
                 f"expected epsilon for all {schedule.records_per_unit} records of "
                 f"{with_article(spec.claim.privacy_unit.kind)}, {cost} {setting}, "
-                f"received {shown(claimed)}, which hides one record only (that costs {single:.6g})."
+                f"received {shown(claimed)}, which hides one record only (that costs {rounded_up(single)})."
             )
             yield spec.finding("PS006", Severity.ERROR, path, message, fix)
             return
@@ -111,8 +112,8 @@ def renyi_order_is_inside(spec: PrivacySpec) -> Iterator[Finding]:
     best = costs.renyi_order(spec, schedule)
     if best is not None and best[1]:
         message = (
-            f"expected the best Renyi order inside the range that is tried, received order {best[0]:g} at its end: "
-            "epsilon holds, but a better order may lie outside."
+            f"expected the best Renyi order inside the range that is tried, received order {shown(best[0])} at its "
+            "end: epsilon holds, but a better order may lie outside."
         )
         yield spec.finding("PS022", Severity.WARNING, ("accountant", "name"), message, "Use accountant pld.")
 
@@ -128,8 +129,8 @@ def renyi_against_pld(spec: PrivacySpec) -> Iterator[Finding]:
         return
     if pld * (1 + UNUSED) < renyi:
         message = (
-            f"expected the tightest accountant, received rdp, by which the mechanism costs {renyi:.4g} where pld "
-            f"shows {pld:.4g}."
+            f"expected the tightest accountant, received rdp, by which the mechanism costs {rounded_up(renyi, 4)} "
+            f"where pld shows {rounded_up(pld, 4)}."
         )
         yield spec.finding("PS021", Severity.NOTE, ("accountant", "name"), message, "Use accountant pld.")
 

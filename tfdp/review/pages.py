@@ -12,6 +12,7 @@ from tfdp.review.catalogue import BASE, CATALOGUE, SOURCES, Entry
 from tfdp.review.examples import EXAMPLES, Case, Example
 
 Block = tuple[str, str, list[str]]
+_WIDTH = 100
 
 _HEAD = """\
 # Findings
@@ -172,7 +173,21 @@ def _assigned(name: str, values: Mapping[str, Any]) -> list[str]:
     """Python that gives a dict a name, a key a line."""
     if not values:
         return [f"{name} = {{}}"]
-    return [f"{name} = {{", *(f"    {_literal(key)}: {_literal(value)}," for key, value in values.items()), "}"]
+    inside = [line for key, value in values.items() for line in _entry(f"{_literal(key)}: ", value, "    ")]
+    return [f"{name} = {{", *inside, "}"]
+
+
+def _entry(before: str, value: Any, indent: str) -> Iterator[str]:
+    """One line, or one for each value inside where it would be too long."""
+    if len(text := f"{indent}{before}{_literal(value)},") <= _WIDTH or not isinstance(value, dict | list):
+        yield text
+        return
+    opening, closing = "{}" if isinstance(value, dict) else "[]"
+    inside = [(f"{_literal(key)}: ", value[key]) for key in value] if opening == "{" else [("", each) for each in value]
+    yield f"{indent}{before}{opening}"
+    for each in inside:
+        yield from _entry(*each, f"{indent}    ")
+    yield f"{indent}{closing},"
 
 
 def _literal(value: Any) -> str:

@@ -10,7 +10,7 @@ from tfdp.review import costs
 from tfdp.review.claim import unit_is_complete
 from tfdp.spec import PrivacySpec, Schedule
 from tfdp.spec.consistency import conflicts, population
-from tfdp.spec.numbers import shown
+from tfdp.spec.numbers import rounded_up, shown
 
 
 def shuffled_batches(spec: PrivacySpec) -> Iterator[Finding]:
@@ -26,7 +26,8 @@ def shuffled_batches(spec: PrivacySpec) -> Iterator[Finding]:
             unamplified = costs.unamplified_epsilon(spec, schedule)
             message += (
                 f" Used once in every pass over the data and without amplification, a unit costs epsilon "
-                f"{unamplified:.4g} at delta {spec.claim.delta:g}; claimed is {spec.claim.epsilon:g}."
+                f"{rounded_up(unamplified)} at delta {shown(spec.claim.delta)}; "
+                f"claimed is {shown(spec.claim.epsilon)}."
             )
         except AccountingError as error:
             message += f" What it costs without amplification is unknown: {error}"

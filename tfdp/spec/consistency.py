@@ -43,16 +43,16 @@ def _batch_conflicts(spec: PrivacySpec) -> Iterator[Conflict]:
             yield ("sampling", "probability"), message, "Delete it, or use scheme poisson."
     elif size is None and probability is None:
         message = "expected expected_batch_size or probability, received neither."
-        yield ("sampling",), message, f"Add one of them. Such as: expected_batch_size: {min(256, -(-total // 10))}"
+        yield ("sampling",), message, _one_of_them(spec, "expected_batch_size", min(256, -(-total // 10)))
     elif size is not None and probability is not None:
         message = (
             f"expected either expected_batch_size or probability, received both: {shown(size)} "
-            f"and {probability:g} * {total} = {probability * total:g}."
+            f"and {shown(probability)} * {total} = {shown(probability * total)}."
         )
         yield ("sampling", "probability"), message, "Keep one of them; the other follows."
     if sampling.scheme == "truncated_poisson" and sampling.truncated_batch_size is None:
         message = "expected truncated_batch_size with scheme truncated_poisson, received nothing."
-        yield ("sampling", "scheme"), message, _truncation(size, total)
+        yield ("sampling", "scheme"), message, _truncation(spec, total)
     if sampling.scheme != "truncated_poisson" and sampling.truncated_batch_size is not None:
         message = (
             f"expected no truncated_batch_size with scheme {sampling.scheme}, received {sampling.truncated_batch_size}."
@@ -60,17 +60,22 @@ def _batch_conflicts(spec: PrivacySpec) -> Iterator[Conflict]:
         yield ("sampling", "truncated_batch_size"), message, "Delete it, or use scheme truncated_poisson."
 
 
-def _truncation(size: float | None, total: int) -> str:
+def _one_of_them(spec: PrivacySpec, name: str, value: int) -> str:
+    return f"Add one of them. {spec.such_as(('sampling', name), value)}"
+
+
+def _truncation(spec: PrivacySpec, total: int) -> str:
+    size = spec.sampling.expected_batch_size
     if size is None or not size <= total:
         return "Add truncated_batch_size, the largest batch, or use scheme poisson."
-    most = suggested_truncation(size, total)
-    return f"Add truncated_batch_size, the largest batch, or use scheme poisson. Such as: truncated_batch_size: {most}"
+    line = spec.such_as(("sampling", "truncated_batch_size"), suggested_truncation(size, total))
+    return f"Add truncated_batch_size, the largest batch, or use scheme poisson. {line}"
 
 
 def _length_conflicts(spec: PrivacySpec) -> Iterator[Conflict]:
     sampling, schedule = spec.sampling, None
     if sampling.steps is None and sampling.epochs is None:
-        yield ("sampling",), "expected steps or epochs, received neither.", "Add one of them. Such as: epochs: 10"
+        yield ("sampling",), "expected steps or epochs, received neither.", _one_of_them(spec, "epochs", 10)
     elif sampling.steps is not None and sampling.epochs is not None:
         message = f"expected either steps or epochs, received both: {sampling.steps} and {shown(sampling.epochs)}"
         without = spec.model_copy(update={"sampling": sampling.model_copy(update={"steps": None})})
@@ -84,7 +89,7 @@ def _length_conflicts(spec: PrivacySpec) -> Iterator[Conflict]:
         schedule = _computed_schedule(spec)
         if schedule is not None and schedule.steps < 1:
             message = f"expected at least one step, received {shown(sampling.epochs or 0)} epochs at q = "
-            message += f"{schedule.sampling_probability:g}, which is less than one."
+            message += f"{shown(schedule.sampling_probability)}, which is less than one."
             fix = f"Write epochs: {rounded_up(schedule.sampling_probability)} or more, or steps: 1."
             yield ("sampling", "epochs"), message, fix
 

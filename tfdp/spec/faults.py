@@ -15,7 +15,7 @@ from tfdp.spec.fields import MAX_COUNT
 from tfdp.spec.hints import without_space
 from tfdp.spec.naming import choices_at, closest, meant, section
 from tfdp.spec.reading import Document, Path, Position, ReadingError, finite_number
-from tfdp.spec.samples import fields_of, sample
+from tfdp.spec.samples import fields_of, sample, such_as
 
 _MOST = 100  # faults that are told of one document
 _LONGEST = 200  # characters of a path or of a number: both can be as long as the file
@@ -279,7 +279,9 @@ def _absent(model: type[BaseModel], path: Path, document: Document) -> str:
     if len(choices) == 1:
         return f"{add} the line: {line}"
     values = f" Choices: {', '.join(choices)}." if choices else ""
-    return f"{add} {path[-1]}. {' '.join((field.description or '').split())}{values} Such as: {line}"
+    return (
+        f"{add} {path[-1]}. {' '.join((field.description or '').split())}{values} {such_as(document, path[:-1], line)}"
+    )
 
 
 def _help(model: type[BaseModel], path: Path) -> str:

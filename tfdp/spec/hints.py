@@ -18,8 +18,14 @@ def without_space(text: str) -> tuple[str, str] | None:
     return (found[1], found[2]) if found else None
 
 
-def yaml_fix(text: str, problem: str, line: int | None) -> tuple[str, int | None]:
-    """The remedy for a syntax error of YAML at a 1-based line, and the line that it is about when that is another."""
+def yaml_fix(text: str, general: str, unclosed: bool, line: int | None) -> tuple[str, int | None]:
+    """The remedy for a syntax error of YAML, and the line that it is about when that is another.
+
+    Args:
+        general: the remedy where the lines do not tell more.
+        unclosed: a quote is open until the end.
+        line: where the error was found, from 1.
+    """
     lines = re.split("\r\n|[\n\r\x85\u2028\u2029]", text)[: line or None]
     first = max(0, len(lines) - _MOST)
     for number in range(len(lines), max(first, len(lines) - 3), -1):
@@ -27,28 +33,15 @@ def yaml_fix(text: str, problem: str, line: int | None) -> tuple[str, int | None
             return f"Write a space after the colon: {glued[0]}: {glued[1]}", number
     for number in range(first + 1, len(lines) + 1):
         if _is_open(lines[number - 1]):
-            at = number if "end of stream" in problem else None  # nothing closes it: then that is the place
+            at = number if unclosed else None  # nothing closes it: then that is the place
             return f"Is a quote not closed, perhaps on line {number}?", at
     for number in range(first + 1, len(lines) + 1):
         if number > 1 and _SEPARATOR.match(lines[number - 1]) and any(map(_has_content, lines[: number - 1])):
-            general = _general(problem)
             return f"{general} A second document begins at line {number} with ---: is that line meant?", None
     for number in range(len(lines), max(first, len(lines) - 3), -1):
-        if word := re.fullmatch(r"\s*([a-z_]{3,60})\s*(?:#.*)?", lines[number - 1][:_MOST]):
+        if word := re.fullmatch(r"\s*([a-z_]{3,60})(?:\s+[\w.+-]+)?\s*(?:#.*)?", lines[number - 1][:_MOST]):
             return f"Is a colon missing after {word[1]}, on line {number}?", None
-    return _general(problem), None
-
-
-def json_problem(text: str, error: json.JSONDecodeError) -> str:
-    """What a syntax error of JSON is, in words of ours where the module's would not be understood."""
-    before, after = text[: error.pos].rstrip(), text[error.pos :].lstrip()
-    if error.msg.startswith(("Unterminated string", "Invalid control character")):
-        return "a quote that is not closed"
-    if before.endswith(",") and after[:1] in ("}", "]") and after:
-        return f"a comma before {after[0]}"
-    if error.msg == "Extra data":
-        return "more behind the last bracket"
-    return f"a syntax error: {error.msg}"
+    return general, None
 
 
 def json_place(text: str, error: json.JSONDecodeError) -> tuple[int, int]:
@@ -81,20 +74,10 @@ def json_fix(text: str, error: json.JSONDecodeError) -> str:
         return "Is a comma missing between two entries, or a quote not closed?"
     if "':'" in error.msg:
         return "Write a colon between the name and the value."
+    if "escape" in error.msg:
+        return "Write a backslash twice."
     if re.match(r"[A-Za-z_.]", after):
         return 'Write a text or a name in double quotes ("); the words without quotes are true, false and null.'
-    return "Correct the notation at this place."
-
-
-def _general(problem: str) -> str:
-    if "block" in problem or "mapping values" in problem or "could not find" in problem:
-        return "Is this line, or the one before it, indented like its neighbours? Quote a text that has a colon in it."
-    if "character" in problem and "tab" not in problem and "\\t" not in problem:
-        return "Quote the text that begins with this character, or delete the character."
-    if "\\t" in problem or "tab" in problem:
-        return "Indent with spaces: YAML takes no tabs there."
-    if "flow" in problem or "','" in problem:
-        return "Is a bracket not closed, or a comma missing between two entries?"
     return "Correct the notation at this place."
 
 

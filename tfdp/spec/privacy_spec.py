@@ -28,6 +28,7 @@ from tfdp.spec.fields import (
 )
 from tfdp.spec.files import format_of, read_text
 from tfdp.spec.reading import Document, Format, Path, ReadingError, read, read_all
+from tfdp.spec.samples import line, sample, such_as
 from tfdp.spec.schedule import Schedule, schedule
 
 
@@ -160,9 +161,17 @@ class PrivacySpec(Section):
         """Plain JSON values of every field, defaults included."""
         return self.model_dump(mode="json")
 
+    def such_as(self, path: Path, value: Any = ...) -> str:
+        """A field as a line that can be copied into the file; without a value with one of the examples."""
+        document = self._document
+        text = (
+            sample(type(self), path, document.format) if value is ... else line(str(path[-1]), value, document.format)
+        )
+        return such_as(document, path[:-1], text or str(path[-1]))
+
     def finding(self, id: str, severity: Severity, path: Path, message: str, fix: str) -> Finding:
         """A finding at a field of this spec, with its place in the file."""
-        line, column = faults.place(self._document.positions, path)
+        at, column = faults.place(self._document.positions, path)
         return Finding(
             id=id,
             severity=severity,
@@ -170,7 +179,7 @@ class PrivacySpec(Section):
             message=self._document.named(message),
             fix=fix,
             file=self._file,
-            line=line,
+            line=at,
             column=column,
         )
 

@@ -19,8 +19,10 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent, DocumentStartEvent, NodeEvent
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from ruamel.yaml.reader import ReaderError
 
 from tfdp.spec import hints
+from tfdp.spec.notation import json_problem, yaml_problem
 
 Format = Literal["yaml", "json"]
 Path = tuple[str | int, ...]
@@ -61,6 +63,14 @@ class Document:
     number: int = 1
     count: int = 1
     separator: int | None = None
+
+    def indentation(self, section: Path) -> int:
+        """Spaces before the fields of a section that has a line for each; 0 where a line cannot simply be added."""
+        inside = [place for path, place in self.positions.items() if path[:-1] == section and path]
+        lines = {place.key_line for place in inside}
+        own = self.positions[section].key_line if section in self.positions else 0
+        apart = self.format == "yaml" and len(lines) == len(inside) and own not in lines
+        return min((place.key_column for place in inside), default=1) - 1 if apart else 0
 
     def named(self, message: str) -> str:
         """A message, with the number of the document when there are several in the file."""
@@ -157,15 +167,23 @@ def _read_yaml(text: str) -> list[Document | ReadingError]:
         ]
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        problem = " ".join((error.problem or error.context or "").split())
+        said = " ".join((error.problem or error.context or "").split())
+        problem, general = yaml_problem(said)
         at = mark.line + 1 if mark else None
         column = mark.column + 1 if mark else None
-        fix, other = hints.yaml_fix(text, problem, at)
+        fix, other = hints.yaml_fix(text, general, "end of stream" in said, at)
         if other is not None:
             written = re.split("\r\n|[\n\r\x85\u2028\u2029]", text)[other - 1]
             at, column = other, len(written) - len(written.lstrip()) + 1
+        raise ReadingError("PS000", f"expected YAML, received {problem}.", fix, line=at, column=column) from None
+    except ReaderError as error:
+        before = text[: error.position]
         raise ReadingError(
-            "PS000", f"expected YAML, received a syntax error: {problem}.", fix, line=at, column=column
+            "PS000",
+            f"expected YAML, received the control character {hex(error.character)}.",
+            "Delete the character.",
+            line=before.count("\n") + 1,
+            column=len(before) - before.rfind("\n"),
         ) from None
     except YAMLError as error:
         raise ReadingError(
@@ -297,7 +315,7 @@ def _read_json(text: str) -> Document:
         line, column = hints.json_place(text, error)
         raise ReadingError(
             "PS000",
-            f"expected JSON, received {hints.json_problem(text, error)}.",
+            f"expected JSON, received {json_problem(text, error)}.",
             hints.json_fix(text, error),
             line=line,
             column=column,

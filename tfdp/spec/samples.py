@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from tfdp.spec.naming import choices_at, section
-from tfdp.spec.reading import Format, Path
+from tfdp.spec.reading import Document, Format, Path
 
 # Section and field -> values that may stand there.
 EXAMPLES: dict[str, list[Any]] = {
@@ -58,10 +58,18 @@ def sample(model: type[BaseModel], path: Path, format: Format = "yaml", given: A
     value = _value(model, path)
     if isinstance(value, dict) and isinstance(given, str):
         value |= {key: given for key in value if given in choices_at(model, (*path, key))}
-    if value is ...:
-        return None
-    name = str(path[-1])
+    return None if value is ... else line(str(path[-1]), value, format)
+
+
+def line(name: str, value: Any, format: Format = "yaml") -> str:
+    """A field as it is written."""
     return f"{json.dumps(name)}: {json.dumps(value)}" if format == "json" else f"{name}: {_flow(value)}"
+
+
+def such_as(document: Document, section: Path, text: str) -> str:
+    """A line that can be copied into a section, and how far to the right it belongs there."""
+    spaces = document.indentation(section)
+    return f"Such as{f', after {spaces} spaces' if spaces else ''}: {text}"
 
 
 def fields_of(inside: type[BaseModel]) -> str:

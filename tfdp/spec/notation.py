@@ -1,0 +1,82 @@
+"""Syntax errors of YAML and JSON in words of ours: the libraries speak of blocks, tokens and delimiters."""
+
+from __future__ import annotations
+
+import json
+import re
+
+_INDENT = "Is this line, or the one before it, indented like its neighbours? Quote a text that has a colon in it."
+_BRACKET = "Is a bracket not closed, or a comma missing between two entries?"
+_BEHIND = "Quote the whole value, or delete what stands behind it."
+_WORD = "Quote the text: anchors (&) and aliases (*) are not read."
+_TAG = "Delete the tag (!), or quote the text."
+_ESCAPE = "Write a backslash twice, or the text in single quotes."
+
+# What the YAML library says (a pattern), what that means, and the remedy.
+_YAML: tuple[tuple[str, str, str], ...] = (
+    (r"expected ',' or '[\]}]', but got '<stream end>'", "a bracket that is not closed", _BRACKET),
+    (
+        r"expected ',' or '(?P<close>[\]}])', but got '(?P<got>[^<'])'",
+        "{got!r} in place of a comma or {close!r}",
+        _BRACKET,
+    ),
+    (r"expected ',' or '(?P<close>[\]}])'", "no comma between two entries, nor a {close!r} after them", _BRACKET),
+    (r"found unexpected end of stream", "a quote that is not closed", "Is a quote not closed?"),
+    (r"found unexpected document separator", "a quote that is not closed before ---", "Is a quote not closed?"),
+    (r"found character '\\t'", "a tab", "Indent with spaces: YAML takes no tabs there."),
+    (
+        r"found character '(?P<got>.+)' that cannot",
+        "a value that begins with {got!r}",
+        "Quote the text that begins with this character, or delete the character.",
+    ),
+    (r"'<document start>'.*'<block", "a line that is indented less than the first", _INDENT),
+    (r"'<document start>'|document end marker", "more behind the end of the spec", "Delete what stands there."),
+    (r"<block end>.*'<block|<block end>.*'<document", "a line that is indented like none above it", _INDENT),
+    (r"<block end>.*'-'", "an entry of a list (-) where a field is expected", _INDENT),
+    (r"<block end>.*'\?'", "a field where an entry of a list (-) is expected", _INDENT),
+    (r"<block end>", "more behind a value that has ended", _BEHIND),
+    (r"mapping values", "a colon where none can stand", _INDENT),
+    (r"could not find expected ':'", "a line without a colon", _INDENT),
+    (r"expected the node content, but found '(?P<got>.+)'", "{got!r} in place of a value", _BRACKET),
+    (
+        r"sequence entries",
+        "a list (-) on the line of its field",
+        "Write the list in brackets, such as [a, b], or begin it on the next line.",
+    ),
+    (r"mapping keys|'\?'", "a question mark at the beginning of a text", "Quote the text."),
+    (
+        r"indentation indicator|more indented follow",
+        "a long text (| or >) that does not begin on the next line",
+        "Begin it on the next line, indented, or write the text in quotes.",
+    ),
+    (r"a comment or a line break", "more behind | or >", "Begin the text on the next line, or quote it."),
+    (r"unknown escape character '(?P<got>.)'", "the escape \\{got}, which does not exist", _ESCAPE),
+    (r"hexdecimal", "an escape without its digits", _ESCAPE),
+    (r"alphabetic or numeric|undefined alias|undefined anchor", "an anchor or alias", _WORD),
+    (r"tag|URI|'!'|'>'|expected ' '", "a tag", _TAG),
+)
+_JSON: tuple[tuple[str, str], ...] = (
+    (r"Expecting value", "something that is no value"),
+    (r"property name", "something else than a name in double quotes"),
+    (r"',' delimiter", "no comma between two entries"),
+    (r"':' delimiter", "no colon after a name"),
+    (r"escape", "a backslash that begins no escape"),
+    (r"Unterminated string|Invalid control character", "a quote that is not closed"),
+    (r"Extra data", "more behind the last bracket"),
+)
+
+
+def yaml_problem(said: str) -> tuple[str, str]:
+    """What the YAML library found, in words that need no knowledge of it, and the remedy."""
+    for pattern, words, fix in _YAML:
+        if found := re.search(pattern, said):
+            return words.format(**found.groupdict()), fix
+    return "a syntax error", "Correct the notation at this place."
+
+
+def json_problem(text: str, error: json.JSONDecodeError) -> str:
+    """The same for JSON."""
+    before, after = text[: error.pos].rstrip(), text[error.pos :].lstrip()
+    if before.endswith(",") and after[:1] in ("}", "]") and after:
+        return f"a comma before {after[0]}"
+    return next((words for pattern, words in _JSON if re.search(pattern, error.msg)), "a syntax error")
