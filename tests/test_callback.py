@@ -785,6 +785,20 @@ class TestLaw7:
             model = network()
         self.refused(MisuseError, "outside of a tf.distribute", compiled(model, plan), plan, [callback])
 
+    def test_layers_without_a_rule_have_to_be_allowed(self, plan, path):
+        up = [keras.layers.Reshape((4, 1)), keras.layers.Conv1DTranspose(2, 1, name="up"), keras.layers.Flatten()]
+        model = compiled(network(*up), plan)
+        self.refused(UnsupportedLayerError, "'up'.*hybrid=True", model, plan, [tfdp.PrivacyCallback(plan, path)])
+        before = model.get_weights()
+        fit(model, plan, [tfdp.PrivacyCallback(plan, path, hybrid=True)])
+        assert all((now != then).any() for now, then in zip(model.get_weights(), before, strict=True))
+        fit(model, plan, [tfdp.PrivacyCallback(plan, path, method="vectorized")])
+        begun = tfdp.read_ledger(path).of_kind("fit_begin")[-2:]
+        assert [each["gradients"] for each in begun] == ["hybrid", "vectorized"]
+        assert begun[0]["layers_without_rule"] == ["up (Conv1DTranspose)"]
+        with pytest.raises(ValueError, match="needs no gradient rules"):
+            tfdp.PrivacyCallback(plan, path, method="vectorized", hybrid=True)
+
     def test_arguments(self, plan, path):
         with pytest.raises(MisuseError, match=r"tfdp.make_plan. Received: dict"):
             tfdp.PrivacyCallback(plan.to_dict(), path)

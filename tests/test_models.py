@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdp.models import check_model, cross_unit_fault
+from tfdp.models import check_model, cross_unit_fault, layers_without_rule
 
 TOKENS = 6
 
@@ -75,6 +75,71 @@ def test_layers_under_a_remat_scope():
     assert "keras.RematScope" in str(check_model(_sequential(dense))[0])
     dense.trainable = False
     assert _ids(_sequential(dense, keras.layers.Dense(2))) == []
+
+
+@pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize` method:UserWarning")  # Keras's, of any model
+@pytest.mark.parametrize("kind", ["dense", "language_model"])
+def test_quantized_layers(kind):
+    """The bias stays trainable: nothing of a quantized layer may train, by whatever method."""
+    model = _sequential(keras.layers.Dense(3, name="it"), keras.layers.Dense(2)) if kind == "dense" else _gpt2()
+    model.quantize("int8")
+    for options in ({}, {"hybrid": True}, {"method": "vectorized"}):
+        found = check_model(model, **options)
+        assert {finding.id for finding in found} == {"PS044"}
+        assert all("Expected trainable layers that are not quantized" in finding.message for finding in found)
+    model.trainable = False
+    assert "PS044" not in _ids(model)
+
+
+def test_lora_that_is_frozen():
+    model = _gpt2()
+    model.backbone.enable_lora(2)
+    assert check_model(model) == []
+    adapted = [layer for layer in model._flatten_layers() if getattr(layer, "lora_enabled", False)]
+    for layer in adapted[:-1]:
+        layer.trainable = False
+    assert check_model(model) == []  # one of them trains: a choice
+    adapted[-1].trainable = False
+    model.backbone.token_embedding.trainable = True
+    (finding,) = check_model(model)
+    assert finding.id == "PS046"
+    assert f"{2 * len(adapted)} LoRA weights, all of them frozen" in finding.message
+
+
+class _Borrows(keras.layers.Layer):
+    def __init__(self, lender, **options):
+        super().__init__(**options)
+        self.kernel = lender.kernel
+
+    def call(self, x):
+        return keras.ops.matmul(x, self.kernel)
+
+
+@pytest.mark.parametrize("frozen_last", [True, False])
+def test_a_weight_shared_with_a_frozen_layer(frozen_last):
+    """Whichever layer spoke last: the weight either trains against one's word or stands still against the other's."""
+    lender = keras.layers.Dense(4, name="lender")
+    lender.build((None, 4))
+    model = _sequential(lender, _Borrows(lender, name="borrower"), keras.layers.Dense(2))
+    assert [finding.id for finding in check_model(model, hybrid=True)] == []
+    lender.trainable = False
+    if not frozen_last:
+        model.get_layer("borrower").trainable = True
+    found = check_model(model, hybrid=True)
+    assert [finding.id for finding in found] == ["PS046"]
+    assert "layer 'lender' freezes and layer 'borrower' trains" in found[0].message
+    model.get_layer("borrower").trainable = False
+    assert check_model(model, hybrid=True) == []
+
+
+def test_hybrid_takes_layers_without_a_rule():
+    model = _sequential(keras.layers.Conv1DTranspose(2, 2, name="conv"), keras.layers.Dense(2), shape=(4, 3))
+    assert "hybrid=True" in check_model(model)[0].message
+    assert _ids(model, hybrid=True) == []
+    assert layers_without_rule(model) == ["conv (Conv1DTranspose)"]
+    with keras.RematScope(mode="full"):
+        again = keras.layers.Dense(2)
+    assert _ids(_sequential(again), hybrid=True) == ["PS044"]
 
 
 def test_what_is_not_a_model_or_not_ready(monkeypatch):

@@ -24,6 +24,7 @@ _FLOORS = {
     "plan": 4,
     "ledger": 4,
     "models": 4,
+    "inspection": 5,
     "optimizer": 5,
     "training": 6,
     "evaluation": 6,

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tfdp.callback import PrivacyCallback
     from tfdp.card import check_card, export
     from tfdp.gradients import clipped_gradients
+    from tfdp.inspection import explain, verify
     from tfdp.ledger import Ledger, read_ledger
     from tfdp.models import check_model
     from tfdp.optimizer import dp_optimizer
@@ -34,6 +35,8 @@ _HOMES: dict[str, str | None] = {
     "PrivacyCallback": "tfdp.callback",
     "clipped_gradients": "tfdp.gradients",
     "check_model": "tfdp.models",
+    "explain": "tfdp.inspection",
+    "verify": "tfdp.inspection",
     "export": "tfdp.card",
     "check_card": "tfdp.card",
     "Ledger": "tfdp.ledger",
@@ -51,6 +54,8 @@ __all__ = [
     "PrivacyCallback",
     "clipped_gradients",
     "check_model",
+    "explain",
+    "verify",
     "export",
     "check_card",
     "Ledger",

@@ -17,12 +17,12 @@ import keras
 import tensorflow as tf
 
 from tfdp import keras_private
-from tfdp.errors import BudgetExhaustedError, GradientError, LedgerError, MisuseError, UnsupportedLayerError
+from tfdp.errors import BudgetExhaustedError, LedgerError, MisuseError, UnsupportedLayerError
 from tfdp.files import sha256_arrays
 from tfdp.findings import errors
-from tfdp.gradients import METHODS
+from tfdp.gradients import sums_function
 from tfdp.ledger import Ledger
-from tfdp.models import check_model
+from tfdp.models import check_model, layers_without_rule
 from tfdp.noise import GaussianNoise
 from tfdp.optimizer import PrivateUpdates, refuse_strategy
 from tfdp.plan import Plan
@@ -46,6 +46,8 @@ class PrivacyCallback(keras.callbacks.Callback):
         plan: from `tfdp.make_plan`; the same as in `poisson_batches` and `dp_optimizer`.
         ledger: path of the ledger. A second fit with the same plan continues it.
         method: "bookkeeping", or "vectorized" (TensorFlow Privacy's path: slower, needs no gradient rules).
+        hybrid: with book-keeping, form the per-unit gradients of variables without a rule instead of refusing the
+            model. The ledger and the card name the layers.
         jit_compile: compile the microbatch with XLA. "auto" does so where TensorFlow sees a GPU; on a CPU it is slower.
 
     Raises (when the fit begins, before the first update):
@@ -62,18 +64,18 @@ class PrivacyCallback(keras.callbacks.Callback):
         ledger: str | os.PathLike[str],
         *,
         method: str = "bookkeeping",
+        hybrid: bool = False,
         jit_compile: bool | str = "auto",
     ):
         super().__init__()
         if not isinstance(plan, Plan):
             raise MisuseError(f"Expected a plan from tfdp.make_plan. Received: {type(plan).__name__}.")
-        if method not in METHODS:
-            raise GradientError(f"Expected method to be one of {sorted(METHODS)}. Received: method={method!r}.")
+        sums_function(method, hybrid)
         if jit_compile not in (True, False, "auto"):
             raise MisuseError(f'Expected jit_compile to be True, False or "auto". Received: {jit_compile!r}.')
         self.plan = plan
         self.ledger_path = os.fspath(ledger)
-        self._method = method
+        self._method, self._hybrid = method, hybrid
         self._jit_compile = bool(tf.config.list_physical_devices("GPU")) if jit_compile == "auto" else bool(jit_compile)
         prng_seed = secrets.randbits(63) if plan.seed is None else plan.seed
         self._noise = GaussianNoise(plan.rng, prng_seed if plan.rng == "prng" else None)
@@ -98,7 +100,12 @@ class PrivacyCallback(keras.callbacks.Callback):
                 "put in its place. Take it off (del model.train_step): a private fit brings its own."
             )
         self._train_step = PrivateTrainStep(
-            model, self.plan, self._noise, method=self._method, jit_compile=self._jit_compile
+            model,
+            self.plan,
+            self._noise,
+            method=self._method,
+            hybrid=self._hybrid,
+            jit_compile=self._jit_compile,
         )
         self._jit_compile_before, model.jit_compile = model.jit_compile, False
         object.__setattr__(model, "train_step", self._train_step)  # past Keras's tracking of attributes
@@ -126,7 +133,7 @@ class PrivacyCallback(keras.callbacks.Callback):
             # Its products are good to 1e-3 only: with norms as wrong as that, a unit could move the sum by more than C.
             self._tensor_float_32_before = tf.config.experimental.tensor_float_32_execution_enabled()
             tf.config.experimental.enable_tensor_float_32_execution(False)
-            ledger.append("fit_begin", steps_before=ledger.steps)
+            ledger.append("fit_begin", steps_before=ledger.steps, **self._gradients(model))
             self._run = model.train_function = self._guarded(model.train_function)
         except BaseException:
             self._end()
@@ -218,10 +225,16 @@ class PrivacyCallback(keras.callbacks.Callback):
                 "poisson_batches, then set model.preprocessor = None for the fit."
             )
         refuse_strategy(model.distribute_strategy)
-        blocking = errors(check_model(model, method=self._method))
+        blocking = errors(check_model(model, method=self._method, hybrid=self._hybrid))
         if blocking:
             lines = "\n  ".join(str(finding) for finding in blocking)
             raise UnsupportedLayerError(f"Expected a model whose units can be kept apart. Received:\n  {lines}")
+
+    def _gradients(self, model: Any) -> dict[str, Any]:
+        """How per-unit gradients are taken, for the ledger."""
+        if not self._hybrid:
+            return {"gradients": self._method}
+        return {"gradients": "hybrid", "layers_without_rule": layers_without_rule(model)}
 
     def _check_alone(self) -> None:
         """Whether the train function that Keras made is this callback's."""

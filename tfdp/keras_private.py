@@ -140,7 +140,12 @@ def replaced_attribute(layer: Any, name: str, value: Any) -> Iterator[None]:
 
 def seed_states(model: Any) -> list[Any]:
     """The variables of the model's random number generators. Keras gives them no type of their own, only a name."""
-    return [v for v in model.non_trainable_variables if v.path.split("/")[-1] == "seed_generator_state"]
+    return [v for v in model.non_trainable_variables if is_random_state(v)]
+
+
+def is_random_state(variable: Any) -> bool:
+    """Whether this is the state of a random number generator."""
+    return variable.path.split("/")[-1] == "seed_generator_state"
 
 
 def build_metrics(model: Any, x: Any, y: Any, sample_weight: Any) -> None:

@@ -3,9 +3,11 @@
 | id    | meaning                                                                         |
 |-------|---------------------------------------------------------------------------------|
 | PS043 | a layer mixes units: one unit's data would reach another's gradient            |
-| PS044 | a trainable layer has no gradient rule, or its calls cannot be recorded         |
+| PS044 | a trainable layer has no gradient rule, its calls cannot be recorded, or        |
+|       | `tfdp.verify` finds its rule wrong                                              |
 | PS045 | a loss joins that is not taken per unit (activity regularisation, `add_loss`)   |
-| PS046 | the model is not ready: not built, nothing to train, another backend, float16   |
+| PS046 | the model is not ready: not built, nothing (or not what it seems) to train,     |
+|       | another backend, float16                                                        |
 """
 
 from __future__ import annotations
@@ -23,12 +25,13 @@ from tfdp.gradients import rules
 ROWS = 5
 
 
-def check_model(model: Any, *, method: str = "bookkeeping") -> list[Finding]:
+def check_model(model: Any, *, method: str = "bookkeeping", hybrid: bool = False) -> list[Finding]:
     """Findings about a model, each an error that blocks private training. Changes nothing.
 
     Args:
         model: a Keras model, built.
         method: "vectorized" needs no gradient rules.
+        hybrid: a layer without a rule is no error; the gradients of its variables are formed per unit.
     """
     import keras
 
@@ -67,12 +70,45 @@ def check_model(model: Any, *, method: str = "bookkeeping") -> list[Finding]:
             )
         )
     trainable = {id(variable) for variable in model.trainable_variables}
-    for layer in keras_private.flatten_layers(model):
-        found += _check_layer(layer, trainable, method)
+    layers = keras_private.flatten_layers(model)
+    found += _check_adapters(model.name, layers) + _check_shared(layers)
+    for layer in layers:
+        found += _check_layer(layer, trainable, method, hybrid)
     return found
 
 
-def _check_layer(layer: Any, trainable: set[int], method: str) -> list[Finding]:
+def _check_adapters(name: str, layers: list[Any]) -> list[Finding]:
+    """LoRA that is on and does not train: what trains is not what was meant to."""
+    adapters = [v for layer in layers if getattr(layer, "lora_enabled", False) for v in layer.variables]
+    adapters = [v for v in adapters if "lora_" in v.path.split("/")[-1]]
+    if not adapters or any(v.trainable for v in adapters):
+        return []
+    message = f"Expected LoRA weights that train. Received: {len(adapters)} LoRA weights, all of them frozen."
+    fix = "Set trainable = True on the layers that hold them, or build the model without enable_lora."
+    return [_error("PS046", name, message, fix)]
+
+
+def _check_shared(layers: list[Any]) -> list[Finding]:
+    """A weight that one layer freezes and another trains: which of them spoke last decides, and neither shows it."""
+    holders: dict[int, tuple[Any, list[Any]]] = {}
+    for layer in layers:
+        for variable in keras_private.own_variables(layer):
+            holders.setdefault(id(variable), (variable, []))[1].append(layer)
+    found = []
+    for variable, sharing in holders.values():
+        frozen = [layer.name for layer in sharing if not layer.trainable]
+        trained = [layer.name for layer in sharing if layer.trainable]
+        if frozen and trained and not keras_private.is_random_state(variable):
+            message = (
+                f"Expected a weight that is trained or frozen in all layers that share it. Received: {variable.path}, "
+                f"which layer '{frozen[0]}' freezes and layer '{trained[0]}' trains."
+            )
+            fix = f"Set trainable to the same on both, or give '{trained[0]}' a weight of its own."
+            found.append(_error("PS046", variable.path, message, fix))
+    return found
+
+
+def _check_layer(layer: Any, trainable: set[int], method: str, hybrid: bool) -> list[Finding]:
     import keras
 
     found = []
@@ -96,9 +132,10 @@ def _check_layer(layer: Any, trainable: set[int], method: str) -> list[Finding]:
                 "Use stateful=False.",
             )
         )
-    elif method == "bookkeeping" and any(id(v) in trainable for v in keras_private.own_variables(layer)):
+    elif any(id(v) in trainable for v in keras_private.own_variables(layer)):
         reason = rules.without_rule(layer)
-        if reason is not None:
+        needed = (method == "bookkeeping" and not hybrid) or rules.is_quantized(layer)
+        if reason is not None and needed:
             found.append(_error("PS044", name, reason, ""))
     mixing = rules.mixes_units(layer)
     if mixing is not None:
@@ -120,11 +157,21 @@ def _check_layer(layer: Any, trainable: set[int], method: str) -> list[Finding]:
             _error(
                 "PS046",
                 name,
-                "Expected float32 or bfloat16 computation. Received: float16, whose loss scaling is not private here.",
+                "Expected float32 or bfloat16 computation. Received: float16, whose small range needs loss scaling. It "
+                "skips a step, and changes its scale, where a gradient of the batch overflows: decisions on private "
+                "data that no noise covers.",
                 "Use the dtype policy mixed_bfloat16 or float32.",
             )
         )
     return found
+
+
+def layers_without_rule(model: Any) -> list[str]:
+    """Names of the layers that train variables of their own and have no gradient rule."""
+    trainable = {id(variable) for variable in model.trainable_variables}
+    layers = keras_private.flatten_layers(model)
+    training = [each for each in layers if any(id(v) in trainable for v in keras_private.own_variables(each))]
+    return [f"{each.name} ({type(each).__name__})" for each in training if rules.without_rule(each) is not None]
 
 
 def cross_unit_fault(model: Any, record: Any) -> str | None:

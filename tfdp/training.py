@@ -27,7 +27,7 @@ import tensorflow as tf
 
 from tfdp import keras_private
 from tfdp.errors import MisuseError, UnsupportedLayerError
-from tfdp.gradients import METHODS
+from tfdp.gradients import sums_function
 from tfdp.models import cross_unit_fault
 from tfdp.noise import GaussianNoise
 from tfdp.optimizer import NoisyGradients, PrivateUpdates
@@ -43,11 +43,11 @@ class PrivateTrainStep:
         traces: how often the step was traced.
     """
 
-    def __init__(self, model: Any, plan: Plan, noise: GaussianNoise, *, method: str, jit_compile: bool):
+    def __init__(self, model: Any, plan: Plan, noise: GaussianNoise, *, method: str, hybrid: bool, jit_compile: bool):
         self._model = model
         self._plan = plan
         self._noise = noise
-        self._sums = METHODS[method]
+        self._sums = sums_function(method, hybrid)
         self._jit_compile = jit_compile
         self._ticket: int | None = None
         self._microbatch: Callable[..., Any] | None = None

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfdp.gradients import rules, taps, uses
-from tfdp.gradients.bookkeeping import uses_by_variable
+from tfdp.gradients.bookkeeping import output_gradients, uses_by_variable
 from tfdp.gradients.clipping import Factors
 from tfdp.keras_private import HUB_ROOT_MEAN_SQUARE_NORMS, hub_class
 
@@ -220,7 +220,7 @@ def _check(layer: Any, x: np.ndarray, call: Callable[[Any, Any], Any], records_p
     with taps.record(layer, len(x)) as recording:
         total = tf.reduce_sum(call(layer, tf.constant(x)) * projection)
     assert recording.read_outside(variables) == []
-    found = uses_by_variable(recording, total, units)
+    found = uses_by_variable(recording, output_gradients(recording, total), units)
     weights = np.linspace(0.0, 1.0, units, dtype="float32")
     factors = Factors(tf.constant(weights), tf.constant(True))
     largest = max(np.abs(gradient).max() for unit in expected for gradient in unit)

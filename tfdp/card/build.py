@@ -292,6 +292,7 @@ def _provenance(record: LedgerRecord, inputs: CardInputs) -> Provenance:
         weights_digest=inputs.weights_digest,
         weights_file=inputs.weights_file,
         versions=record.versions,
+        gradients=words.gradients(record),
         rng=record.plan.get("rng", "not stated"),
         seed=record.plan.get("seed"),
         hardware=inputs.hardware,

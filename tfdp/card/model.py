@@ -279,6 +279,8 @@ class Provenance(Section):
     weights_file: FileName
     versions: dict[str, Text]
     """When training began."""
+    gradients: Text = "not stated"
+    """How per-unit gradients were taken."""
     rng: str
     seed: int | None
     hardware: Text | None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from dp_accounting import dp_event
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
     from tfdp.card.inputs import CardInputs
+    from tfdp.ledger import LedgerRecord
 
 Status = Literal["covered", "not covered", "no access", "not stated"]
 
@@ -233,6 +234,21 @@ def other_runs(inputs: CardInputs) -> str:
     if inputs.spent_before is None:
         return "Not measured: this card knows one ledger. Other runs on the same data, failed ones too, add to it."
     return "Earlier spending is as the owner stated it; it is added to this run without sharing anything."
+
+
+def gradients(record: LedgerRecord) -> str:
+    """How per-unit gradients were taken, by the fits on the ledger."""
+    ways = dict.fromkeys(_way(fit) for fit in record.of_kind("fit_begin"))
+    return "; then ".join(ways) or "not stated"
+
+
+def _way(fit: dict[str, Any]) -> str:
+    way = fit.get("gradients")
+    if way == "hybrid":
+        layers = fit.get("layers_without_rule") or []
+        named = f" of {', '.join(str(layer) for layer in layers)}" if layers else " that no rule covers"
+        return f"book-keeping; formed per unit for the variables{named}"
+    return {"bookkeeping": "book-keeping", "vectorized": "formed per unit (vectorized)"}.get(str(way), "not stated")
 
 
 def _quoted(text: str) -> str:

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import numbers
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -22,6 +23,24 @@ from tfdp.gradients.clipping import SMALLEST_CLIP_NORM
 METHODS = {"bookkeeping": bookkeeping.clipped_sums, "vectorized": vectorized.clipped_sums}
 
 
+def sums_function(method: str, hybrid: bool = False) -> Callable[..., Any]:
+    """What computes the clipped sums. See `clipped_gradients` for the arguments.
+
+    Raises:
+        GradientError: no such method, or one that `hybrid` adds nothing to.
+    """
+    if method not in METHODS:
+        raise GradientError(f"Expected method to be one of {sorted(METHODS)}. Received: method={method!r}.")
+    if not isinstance(hybrid, bool):
+        raise GradientError(f"Expected hybrid to be True or False. Received: hybrid={hybrid!r}.")
+    if hybrid and method != "bookkeeping":
+        raise GradientError(
+            f"Expected hybrid=True with method='bookkeeping'. Received: method={method!r}, which needs no gradient "
+            "rules at all. Leave one of the two."
+        )
+    return bookkeeping.hybrid_clipped_sums if hybrid else METHODS[method]
+
+
 def clipped_gradients(
     model: Any,
     data: Any,
@@ -30,6 +49,7 @@ def clipped_gradients(
     unit_weight: Any = None,
     records_per_unit: int = 1,
     method: str = "bookkeeping",
+    hybrid: bool = False,
 ) -> tuple[list[Any], Any, Any]:
     """Clipped per-unit gradients of the compiled loss, summed over the units of one microbatch.
 
@@ -40,6 +60,7 @@ def clipped_gradients(
         unit_weight: [units], 1 for a unit and 0 for padding; None for all ones.
         records_per_unit: consecutive records that belong to one unit; its loss is the loss of them together.
         method: "bookkeeping", or "vectorized" for TensorFlow Privacy's path.
+        hybrid: with book-keeping, form the per-unit gradients of variables without a rule instead of refusing them.
 
     Returns:
         (sums, norms, losses): sums like `model.trainable_variables` (float32), norms [units] before clipping, losses
@@ -52,8 +73,7 @@ def clipped_gradients(
     """
     import keras
 
-    if method not in METHODS:
-        raise GradientError(f"Expected method to be one of {sorted(METHODS)}. Received: method={method!r}.")
+    clipped_sums = sums_function(method, hybrid)
     if isinstance(clip_norm, bool) or not (isinstance(clip_norm, numbers.Real) and 0 < clip_norm < float("inf")):
         raise GradientError(f"Expected a finite clip_norm > 0. Received: clip_norm={clip_norm!r}.")
     if clip_norm < SMALLEST_CLIP_NORM:
@@ -78,8 +98,8 @@ def clipped_gradients(
     weight = tf.ones([units]) if unit_weight is None else tf.convert_to_tensor(unit_weight, tf.float32)
     if weight.shape != (units,):
         raise GradientError(f"Expected unit_weight of shape ({units},). Received: shape {weight.shape}.")
-    sums, norms, losses, _ = METHODS[method](model, x, y, sample_weight, weight, float(clip_norm))
+    sums, norms, losses, _ = clipped_sums(model, x, y, sample_weight, weight, float(clip_norm))
     return sums, norms, losses
 
 
-__all__ = ["METHODS", "clipped_gradients"]
+__all__ = ["METHODS", "clipped_gradients", "sums_function"]

@@ -60,10 +60,10 @@ def clipped_sums(
         present = [tf.reshape(factors.values > 0, [-1] + [1] * (len(g.shape) - 1)) for g in clipped]
         return [tf.reduce_sum(tf.where(mask, g, 0.0), 0) for mask, g in zip(present, clipped, strict=True)], norms
 
-    def one_at_a_time() -> tuple[list[Any], Any]:
-        return _one_at_a_time(model, data, unit_weight, clip_norm)
+    def apart() -> tuple[list[Any], Any]:
+        return one_at_a_time(model, data, unit_weight, clip_norm)
 
-    sums, norms = tf.cond(tf.reduce_all(tf.math.is_finite(squared)), together, one_at_a_time)
+    sums, norms = tf.cond(tf.reduce_all(tf.math.is_finite(squared)), together, apart)
     return sums, norms, tf.where(unit_weight > 0, losses, 0.0), y_pred
 
 
@@ -82,7 +82,7 @@ def _forward(model: Any, data: Any, units: int) -> tuple[tf.GradientTape, Any, A
     return tape, losses, y_pred
 
 
-def _one_at_a_time(model: Any, data: Any, unit_weight: Any, clip_norm: float) -> tuple[list[Any], Any]:
+def one_at_a_time(model: Any, data: Any, unit_weight: Any, clip_norm: float) -> tuple[list[Any], Any]:
     """(sums, norms [units]), from one forward and backward pass per unit."""
     units = unit_weight.shape[0]
     variables = [v.value for v in model.trainable_variables]
@@ -104,4 +104,4 @@ def _one_at_a_time(model: Any, data: Any, unit_weight: Any, clip_norm: float) ->
     return sums, norms
 
 
-__all__ = ["clip_gradients_vmap", "clipped_sums", "make_vectorized_keras_optimizer_class"]
+__all__ = ["clip_gradients_vmap", "clipped_sums", "make_vectorized_keras_optimizer_class", "one_at_a_time"]

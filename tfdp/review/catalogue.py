@@ -324,9 +324,9 @@ _ENTRIES: tuple[Entry, ...] = (
     Entry(
         "PS044",
         ("error",),
-        "A trainable layer has no gradient rule, or its calls cannot be recorded.",
+        "A trainable layer has no gradient rule, its calls cannot be recorded, or tfdp.verify finds its rule wrong.",
         "The norm of a unit's gradient would be incomplete, and clipping with it.",
-        'Freeze it, use a layer with a rule, or pass method="vectorized".',
+        'Freeze it, use a layer with a rule, or pass hybrid=True or method="vectorized".',
         ("model",),
     ),
     Entry(
@@ -341,7 +341,8 @@ _ENTRIES: tuple[Entry, ...] = (
         "PS046",
         ("error",),
         "The model is not ready for private training.",
-        "Not built, nothing to train, another backend, or float16, whose loss scaling would act on private gradients.",
+        "Not built, nothing to train, LoRA or a shared weight frozen by half, another backend, or float16, whose loss "
+        "scaling would act on private gradients.",
         "As the message says.",
         ("model",),
     ),

@@ -5,7 +5,26 @@ A rule says which uses of which variables one call of a layer makes, given its i
 overrides `call`, or anything that its `call` builds on, never falls under the rule of its parent.
 """
 
-from tfdp.gradients.rules.base import Rule, UsesOf, all_rules, flattened_by, hides_calls, rule_for, without_rule
+from tfdp.gradients.rules.base import (
+    Rule,
+    UsesOf,
+    all_rules,
+    flattened_by,
+    hides_calls,
+    is_quantized,
+    rule_for,
+    without_rule,
+)
 from tfdp.gradients.rules.refused import mixes_units
 
-__all__ = ["Rule", "UsesOf", "all_rules", "flattened_by", "hides_calls", "mixes_units", "rule_for", "without_rule"]
+__all__ = [
+    "Rule",
+    "UsesOf",
+    "all_rules",
+    "flattened_by",
+    "hides_calls",
+    "is_quantized",
+    "mixes_units",
+    "rule_for",
+    "without_rule",
+]

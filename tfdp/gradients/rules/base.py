@@ -98,7 +98,16 @@ def without_rule(layer: Any) -> str | None:
     """Why no rule covers `layer`; None when one does."""
     covered = _by_call().get(type(layer).call)
     name = f"layer '{layer.name}' ({type(layer).__name__})"
-    remedy = "Freeze it (layer.trainable = False), use a layer with a rule, or take method='vectorized'."
+    if is_quantized(layer):
+        return (
+            f"Expected trainable layers that are not quantized. Received: {name} quantized to "
+            f"{layer.quantization_mode}, whose gradients are not those of what it computes. Train the model before "
+            "it is quantized, or freeze the layer (layer.trainable = False)."
+        )
+    remedy = (
+        "Freeze it (layer.trainable = False), use a layer with a rule, pass hybrid=True (per-unit gradients of its "
+        "variables alone are formed), or take method='vectorized'."
+    )
     if covered is None:
         return f"Expected every trainable layer to have a gradient rule. Received: {name}, which has none. {remedy}"
     rule = all_rules()[covered]
@@ -109,12 +118,13 @@ def without_rule(layer: Any) -> str | None:
             f"Expected a layer that computes what {covered.__name__} does. Received: {name}, which overrides "
             f"{', '.join(changed)}. {remedy}"
         )
-    if getattr(layer, "quantization_mode", None) is not None:
-        return (
-            f"Expected layers that are not quantized. Received: {name} quantized to {layer.quantization_mode}. {remedy}"
-        )
     reason = rule.refuse(layer)
     return None if reason is None else f"Expected a layer that its rule covers. Received: {name}: {reason} {remedy}"
+
+
+def is_quantized(layer: Any) -> bool:
+    """Whether the layer computes with quantized weights."""
+    return getattr(layer, "quantization_mode", None) is not None
 
 
 def flattened_by(layer: Any) -> list[Any]:
