@@ -11,12 +11,27 @@ from tfdp import accounting
 from tfdp.card import check_card, max_membership_advantage, max_true_positive_rate
 from tfdp.errors import CardError
 from tfdp.findings import errors
+from tfdp.ledger import Ledger
 
 
 def quiet(plan):
     """The plan without noise."""
     event = accounting.step_event(scheme="poisson", sampling_probability=0.05, noise_multiplier=0.0, num_units=1000)
     return {**plan, "noise_multiplier": 0.0, "step_event": accounting.event_to_dict(event)}
+
+
+def test_how_gradients_were_taken(run):
+    run.train(steps=0)
+    with Ledger.create_or_open(run.ledger, run.plan(), clock=run.clock) as ledger:
+        ledger.append("fit_begin", gradients="bookkeeping")
+        ledger.append("fit_begin", gradients="hybrid", layers_without_rule=["up (Conv1DTranspose)", "cell (LSTMCell)"])
+        ledger.append("fit_begin", gradients="bookkeeping")
+    run.train().export()
+    told = "book-keeping; then book-keeping; formed per unit for the variables of up (Conv1DTranspose), cell (LSTMCell)"
+    assert run.card["provenance"]["gradients"] == told
+    assert told in run.markdown
+    assert told in run.html
+    assert check_card(run.directory) == []
 
 
 def test_the_sentence_holds_all_six_parts_and_rounds_up(run):
