@@ -341,8 +341,8 @@ _ENTRIES: tuple[Entry, ...] = (
         "PS046",
         ("error",),
         "The model is not ready for private training.",
-        "Not built, nothing to train, LoRA or a shared weight frozen by half, another backend, or float16, whose loss "
-        "scaling would act on private gradients.",
+        "Not built, nothing to train, LoRA that is frozen, a weight that one layer freezes and another trains, another "
+        "backend, or float16, whose loss scaling would act on private gradients.",
         "As the message says.",
         ("model",),
     ),
