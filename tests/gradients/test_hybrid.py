@@ -216,6 +216,26 @@ def test_a_kernel_shared_by_a_layer_with_a_rule_and_something_without(oracle, bo
     _agrees(oracle, model, _data(model, _x()))
 
 
+class Peeking(Bent):
+    """Reads a variable of another layer that it does not hold."""
+
+    def __init__(self, other):
+        super().__init__()
+        object.__setattr__(self, "other", other)
+
+    def call(self, x):
+        return super().call(x) * self.other.scale
+
+
+def test_a_variable_read_inside_the_cut_of_another_layer(oracle):
+    bent = Bent(name="bent")
+    model = _made(
+        oracle, lambda m, x: m.last(m.peeking(m.bent(x))), _x(), bent=bent, peeking=Peeking(bent), last=Dense(2)
+    )
+    assert _cuts(model, _x())[model.name] == ["scale"]
+    _agrees(oracle, model, _data(model, _x()))
+
+
 def test_positions_looked_up_once_for_all_records(oracle):
     """Its rule cannot split what has no batch axis; the layer around it can."""
 
