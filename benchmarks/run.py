@@ -71,6 +71,7 @@ def main() -> None:
     arguments = parser.parse_args()
     steps, memory = step_table(arguments.rounds), memory_table(arguments.processes)
     traces = run("step.py", "--traces")
+    ledger = run("ledger.py", "--folder", str(HERE))
     sampler = subprocess.run(
         [sys.executable, str(HERE / "sampler.py")], check=True, stdout=subprocess.PIPE, text=True
     ).stdout.strip()
@@ -107,6 +108,14 @@ def main() -> None:
                 (
                     f"A fit of {traces['steps']} steps, with 0 to many microbatches in a step, traced its step "
                     f"{traces['traces']} time(s)."
+                ),
+                "",
+                "## A line in the ledger",
+                "",
+                (
+                    f"Written and flushed to this disk in {ledger['median_us']} us (slowest of a hundred: "
+                    f"{ledger['slowest_of_100_us']} us), {100 * ledger['share']:.2f}% of a step of 0.2 s; goal 1%: "
+                    f"{verdict(ledger['reached'])}."
                 ),
                 "",
                 "## Drawing a batch",

@@ -217,3 +217,21 @@ def test_the_variables_that_a_watching_tape_lists_are_those_of_keras():
     with tf.GradientTape() as tape:
         keras.ops.sum(dense.kernel)
     assert [id(v) for v in tape.watched_variables()] == [id(dense.kernel.value)]
+
+
+def test_the_initial_epoch_is_read_after_a_fit_has_begun():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
+    model.compile("sgd", "mse")
+    assert keras_private.initial_epoch(model) is None
+    begin = keras.callbacks.LambdaCallback(on_train_begin=lambda logs: keras_private.set_initial_epoch(model, 3))
+    history = model.fit(np.ones((2, 2)), np.ones((2, 2)), epochs=5, callbacks=[begin], verbose=0)
+    assert history.epoch == [3, 4]
+    keras_private.set_initial_epoch(model, 5)
+    assert model.fit(np.ones((2, 2)), np.ones((2, 2)), epochs=5, verbose=0).epoch == []
+
+
+def test_the_variables_of_an_optimizer():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
+    optimizer = keras.optimizers.Adam()
+    optimizer.build(model.trainable_variables)
+    assert [id(v) for v in keras_private.optimized_variables(optimizer)] == [id(v) for v in model.trainable_variables]

@@ -26,7 +26,10 @@ _FLOORS = {
     "models": 4,
     "inspection": 5,
     "optimizer": 5,
+    "resume": 5,
+    "budget": 5,
     "training": 6,
+    "admission": 6,
     "evaluation": 6,
     "callback": 7,
     "card": 7,
@@ -37,7 +40,18 @@ _FLOORS = {
     "__main__": 11,
 }
 # Rooms that a reviewer uses, or that must be testable without a deep-learning library.
-_WITHOUT_TENSORFLOW = {"errors", "findings", "files", "spec", "accounting", "review", "plan", "ledger", "comparison"}
+_WITHOUT_TENSORFLOW = {
+    "errors",
+    "findings",
+    "files",
+    "spec",
+    "accounting",
+    "review",
+    "plan",
+    "ledger",
+    "resume",
+    "comparison",
+}
 _HEAVY = {"tensorflow", "keras", "keras_hub", "keras_nlp", "tensorflow_privacy", "tensorflow_datasets"}
 
 # In rooms that may know TensorFlow, the only files that do.

@@ -15,6 +15,7 @@ import pytest
 
 from tfdp import PrivacySpec, read_ledger
 from tfdp.errors import BudgetExhaustedError, DataError, LedgerError, PlanError
+from tfdp.resume import read_checkpoint
 from tfdp.sampling.records import as_records
 from tfdp.workflow import (
     TextRecords,
@@ -328,7 +329,7 @@ def test_a_job_ends_with_a_card_of_what_ran(finished, plan):
     assert result.after.perplexity < result.before.perplexity
     assert 200 < result.before.perplexity < 320  # random weights: about one in 266 tokens
     assert result.history["loss"][0] == pytest.approx(np.log(result.before.perplexity), abs=0.5)
-    assert not (out / "checkpoint.npz").exists()
+    assert not (out / "checkpoint").exists()
     assert model.preprocessor is not None
 
 
@@ -368,7 +369,7 @@ class _Stop(keras.callbacks.Callback):
 def _stopped(plan, out, after):
     model = build_model("gpt2:tiny", lora_rank=2)
     arrays = encode_texts(model, _texts(40), _LENGTH)
-    files = {"ledger": out / "ledger.jsonl", "checkpoint": out / "checkpoint.npz"}
+    files = {"ledger": out / "ledger.jsonl", "checkpoint": out / "checkpoint"}
     with pytest.raises(KeyboardInterrupt):
         private_fit(model, plan, arrays, **files, callbacks=[_Stop(after)], verbose=0)
     assert model.preprocessor is not None
@@ -379,9 +380,8 @@ def test_a_stopped_run_goes_on_from_its_checkpoint_and_refunds_nothing(tmp_path)
     plan = plan_for(_spec(40, steps=8, batch=10), 40)  # epochs of 4
     _stopped(plan, tmp_path, after=6)
     assert steps_done(tmp_path, plan) == 6
-    with np.load(tmp_path / "checkpoint.npz") as stored:
-        kept = {name: stored[name] for name in stored.files}
-    assert kept.pop("steps") == 4
+    kept = read_checkpoint(tmp_path / "checkpoint")
+    assert (kept.steps, kept.updates) == (4, 4)
     model = build_model("gpt2:tiny", lora_rank=2)
     seen = []
 
@@ -390,11 +390,11 @@ def test_a_stopped_run_goes_on_from_its_checkpoint_and_refunds_nothing(tmp_path)
             seen.extend(np.asarray(variable) for variable in self.model.trainable_variables)
 
     arrays = encode_texts(model, _texts(40), _LENGTH)
-    files = {"ledger": tmp_path / "ledger.jsonl", "checkpoint": tmp_path / "checkpoint.npz"}
-    private_fit(model, plan, arrays, **files, callbacks=[Look()], steps_before=6, verbose=0)
+    files = {"ledger": tmp_path / "ledger.jsonl", "checkpoint": tmp_path / "checkpoint"}
+    private_fit(model, plan, arrays, **files, callbacks=[Look()], verbose=0)
     for index, value in enumerate(seen):
-        np.testing.assert_array_equal(value, kept[f"weight:{index}"])
-    assert any(np.any(value) for name, value in kept.items() if name.startswith("weight"))
+        np.testing.assert_array_equal(value, kept.arrays[f"weight:{index}"])
+    assert any(np.any(value) for name, value in kept.arrays.items() if name.startswith("weight"))
     assert read_ledger(tmp_path / "ledger.jsonl").steps == 8
     assert int(model.optimizer.iterations) == 4 + 2
     # All steps are spent and there is no card yet: what is left to do is the card.
@@ -419,7 +419,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     texts, options = TextRecords(_texts(40)), {"sequence_length": _LENGTH, "verbose": 0}
     with pytest.raises(DataError, match="weights of this model"):
         train_text_model(plan, build_model("gpt2:tiny", lora_rank=1), texts, tmp_path, **options)
-    (tmp_path / "checkpoint.npz").write_bytes(b"PK")
+    (tmp_path / "checkpoint" / "checkpoint.npz").write_bytes(b"PK")
     with pytest.raises(LedgerError, match="Expected a checkpoint"):
         train_text_model(plan, build_model("gpt2:tiny", lora_rank=2), texts, tmp_path, **options)
     assert read_ledger(tmp_path / "ledger.jsonl").steps == 5

@@ -10,26 +10,35 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import threading
 import weakref
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import keras
 import tensorflow as tf
 
-from tfdp import keras_private
-from tfdp.errors import BudgetExhaustedError, LedgerError, MisuseError, UnsupportedLayerError
+from tfdp.admission import (
+    check_compiled_model,
+    check_history,
+    check_plan,
+    check_unchanged,
+    gradients_taken,
+    reseed,
+)
+from tfdp.budget import register
+from tfdp.errors import BudgetExhaustedError, LedgerError, MisuseError
 from tfdp.files import sha256_arrays
-from tfdp.findings import errors
 from tfdp.gradients import sums_function
 from tfdp.ledger import Ledger
-from tfdp.models import check_model, layers_without_rule
 from tfdp.noise import GaussianNoise
-from tfdp.optimizer import PrivateUpdates, refuse_strategy
 from tfdp.plan import Plan
+from tfdp.resume import ResumableRun, after_the_step
 from tfdp.training import PrivateTrainStep
 
 # A fit that ended by an exception told no callback. Whoever comes next, for the same model or the same ledger, ends it.
 _active: weakref.WeakSet[PrivacyCallback] = weakref.WeakSet()
+_looking_at_active = threading.Lock()  # fits may begin in several threads
 
 
 # Under which ledger a model of this process has trained: what it holds cannot be claimed by another one.
@@ -49,12 +58,16 @@ class PrivacyCallback(keras.callbacks.Callback):
         hybrid: with book-keeping, form the per-unit gradients of variables without a rule instead of refusing the
             model. The ledger and the card name the layers.
         jit_compile: compile the microbatch with XLA. "auto" does so where TensorFlow sees a GPU; on a CPU it is slower.
+        checkpoint: a directory: what is trained, the optimizer and the place in the run are saved there, and a new
+            process that does the same goes on from it; see `tfdp.resume`. Steps since then are spent and lost. Delete
+            it to begin anew; the ledger stays.
+        save_freq: "epoch", or a number of updates between two checkpoints.
 
     Raises (when the fit begins, before the first update):
         MisuseError: the optimizer is not from `dp_optimizer` with this plan, `steps_per_execution` is not 1, a KerasHub
             preprocessor is attached, several replicas.
         UnsupportedLayerError, LossNotPerUnitError: per-unit gradients cannot be taken exactly.
-        BudgetExhaustedError: nothing is left of the plan.
+        BudgetExhaustedError: nothing is left of the plan, or of the data set's budget.
         LedgerError: the ledger cannot be written, or belongs to another plan.
     """
 
@@ -66,6 +79,8 @@ class PrivacyCallback(keras.callbacks.Callback):
         method: str = "bookkeeping",
         hybrid: bool = False,
         jit_compile: bool | str = "auto",
+        checkpoint: str | os.PathLike[str] | None = None,
+        save_freq: int | str = "epoch",
     ):
         super().__init__()
         if not isinstance(plan, Plan):
@@ -83,16 +98,26 @@ class PrivacyCallback(keras.callbacks.Callback):
         self._train_step: PrivateTrainStep | None = None
         self._jit_compile_before: Any = None
         self._tensor_float_32_before: bool | None = None
+        self._resumable = ResumableRun(checkpoint, save_freq)
         self._run: Any = None
+        self._began_with: tuple[Any, list[Any]] = (None, [])
+        self._epoch_begins = True
         self._steps_seen = 0
         self._stepped = False
+        self._ended: str | None = None
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise MisuseError(
+            "Expected one callback for a ledger. Received: a copy of it, by copy or pickle: both would count the same "
+            "steps. Make another with tfdp.PrivacyCallback(plan, ledger=...) where it is needed."
+        )
 
     # What Keras calls, in its order.
 
     def set_model(self, model: Any) -> None:
         """Installs the private train step; Keras makes its train function from it before the fit begins."""
         super().set_model(model)
-        for other in [each for each in _active if each.model is model]:
+        for other in _active_where(lambda each: each.model is model):
             other._end()
         if "train_step" in vars(model):
             raise MisuseError(
@@ -110,7 +135,8 @@ class PrivacyCallback(keras.callbacks.Callback):
         self._jit_compile_before, model.jit_compile = model.jit_compile, False
         object.__setattr__(model, "train_step", self._train_step)  # past Keras's tracking of attributes
         model.train_function = None
-        _active.add(self)
+        with _looking_at_active:
+            _active.add(self)
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Checks everything that can be checked before data is seen, and opens the ledger."""
@@ -119,21 +145,24 @@ class PrivacyCallback(keras.callbacks.Callback):
             self._stepped = False
             self._check_alone()
             self._uninstall_step()
-            self._check(model)
-            for other in [each for each in _active if each is not self and each._same_ledger(self)]:
+            check_plan(self.plan)
+            check_compiled_model(model, self.plan, method=self._method, hybrid=self._hybrid)
+            for other in _active_where(lambda each: each is not self and each._same_ledger(self)):
                 other._end()
             ledger = self._ledger = Ledger.create_or_open(self.ledger_path, self.plan.to_dict())
+            register(self.plan, ledger)
             self._closing = weakref.finalize(self, ledger.close)  # should both be forgotten after an exception
-            self._check_budget()
-            self._check_history(model, ledger)
+            check_history(model, ledger, _trained_under.get(model))
             if not model.optimizer.built:  # inside the step it would be traced twice
                 model.optimizer.build(model.trainable_variables)
+            self._go_on(model, ledger)
             if self.plan.rng == "csprng":
-                _reseed(model)
+                reseed(model)
             # Its products are good to 1e-3 only: with norms as wrong as that, a unit could move the sum by more than C.
             self._tensor_float_32_before = tf.config.experimental.tensor_float_32_execution_enabled()
             tf.config.experimental.enable_tensor_float_32_execution(False)
-            ledger.append("fit_begin", steps_before=ledger.steps, **self._gradients(model))
+            ledger.append("fit_begin", steps_before=ledger.steps, **gradients_taken(model, self._method, self._hybrid))
+            self._began_with = model.optimizer, list(model.trainable_variables)
             self._run = model.train_function = self._guarded(model.train_function)
         except BaseException:
             self._end()
@@ -143,13 +172,22 @@ class PrivacyCallback(keras.callbacks.Callback):
         try:
             self._check_budget()
             self._check_installed()
+            if self._epoch_begins:  # not at every step: it walks through all layers
+                check_unchanged(self.model, *self._began_with)
+                self._epoch_begins = False
             assert self._ledger is not None
             assert self._train_step is not None
-            step = self._ledger.steps + 1
-            self._ledger.append_step(step)
-            _trained_under[self.model] = self._ledger.identity
-            self._train_step.admit(step)
-            self._stepped = True
+            if not self._stepped:  # a callback that came after this one may have restored another state
+                check_history(self.model, self._ledger, _trained_under.get(self.model))
+            with after_the_step():
+                step = self._ledger.steps + 1
+                self._ledger.append_step(step)
+                _trained_under[self.model] = self._ledger.identity
+                self._train_step.admit(step)
+                self._stepped = True
+        except KeyboardInterrupt:
+            self._end_interrupted(whole=True)
+            raise
         except BaseException:
             self._end()
             raise
@@ -162,15 +200,28 @@ class PrivacyCallback(keras.callbacks.Callback):
                 "Another callback replaced model.train_function: remove it."
             )
         self._report(logs)
-        if self.steps >= self.plan.steps:
-            self.model.stop_training = True
+        if self._ledger is not None:
+            self._save(self._resumable.after_update)
+            if self._resumable.reason_to_stop(self.model, self.plan, self._ledger) is not None:
+                self.model.stop_training = True
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._resumable.begin_epoch(epoch)
+        self._epoch_begins = True
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._report(logs)
         self._record("epoch_end")
+        self._save(self._resumable.after_epoch)
 
     def on_train_end(self, logs: Any = None) -> None:
-        self._record("fit_end")
+        if self._ledger is not None:
+            self._ended = self._save(self._resumable.end, stepped=self._stepped)
+            self._record("fit_end", ended=self._ended)
+            self._tell(
+                f"The private run ended: {self._ended}. {int(self.model.optimizer.iterations)} updates are in the "
+                f"model, {self._ledger.steps} of {self.plan.steps} steps are spent."
+            )
         self._end(interrupted=False)
 
     def on_test_begin(self, logs: Any = None) -> None:
@@ -193,54 +244,22 @@ class PrivacyCallback(keras.callbacks.Callback):
         return self.plan.epsilon(self.steps)
 
     @property
+    def ended(self) -> str | None:
+        """Which end the last fit met: "planned steps", "budget", "stopped" (by another callback); None before that."""
+        return self._ended
+
+    @property
     def traces(self) -> int:
         """How often the train step of the current or last fit was traced; 0 under `run_eagerly`."""
         return 0 if self._train_step is None else self._train_step.traces
 
     # How it is done.
 
-    def _check(self, model: Any) -> None:
-        optimizer = getattr(model, "optimizer", None)
-        if not isinstance(optimizer, PrivateUpdates):
-            raise MisuseError(
-                "Expected a model compiled with tfdp.dp_optimizer(...). Received: optimizer "
-                f"{type(optimizer).__name__}. "
-                'Compile with optimizer=tfdp.dp_optimizer("adamw", plan, learning_rate=...). (Keras wraps optimizers '
-                "under mixed_float16; use mixed_bfloat16.)"
-            )
-        if optimizer.plan_digest != self.plan.digest:
-            raise MisuseError(
-                f"Expected one plan for optimizer and callback. Received: plan {optimizer.plan_digest[:12]} in the "
-                f"optimizer, {self.plan.digest[:12]} in the callback. Make one plan and pass it to both."
-            )
-        if model.steps_per_execution != 1:
-            raise MisuseError(
-                f"Expected steps_per_execution=1. Received: {model.steps_per_execution}. Every step is recorded before "
-                "it runs; compile with steps_per_execution=1."
-            )
-        if getattr(model, "preprocessor", None) is not None:
-            raise MisuseError(
-                f"Expected a KerasHub task without its preprocessor during the fit. Received: {type(model).__name__} "
-                f"with {type(model.preprocessor).__name__} attached. Preprocess the records with it before "
-                "poisson_batches, then set model.preprocessor = None for the fit."
-            )
-        refuse_strategy(model.distribute_strategy)
-        blocking = errors(check_model(model, method=self._method, hybrid=self._hybrid))
-        if blocking:
-            lines = "\n  ".join(str(finding) for finding in blocking)
-            raise UnsupportedLayerError(f"Expected a model whose units can be kept apart. Received:\n  {lines}")
-
-    def _gradients(self, model: Any) -> dict[str, Any]:
-        """How per-unit gradients are taken, for the ledger."""
-        if not self._hybrid:
-            return {"gradients": self._method}
-        return {"gradients": "hybrid", "layers_without_rule": layers_without_rule(model)}
-
     def _check_alone(self) -> None:
         """Whether the train function that Keras made is this callback's."""
         if vars(self.model).get("train_step") is self._train_step:
             return
-        for other in [each for each in _active if each.model is self.model]:
+        for other in _active_where(lambda each: each.model is self.model):
             other._end()
         raise MisuseError(
             "Expected one PrivacyCallback in a fit, and once. Received: more. Every step is recorded on one ledger: "
@@ -254,27 +273,39 @@ class PrivacyCallback(keras.callbacks.Callback):
                 "compiled, or its train function made anew, during the fit). Remove the callback that does it."
             )
 
-    def _check_history(self, model: Any, ledger: Ledger) -> None:
-        """Whether this ledger holds every private step that the model has taken, as far as that can be told."""
-        taken = int(model.optimizer.iterations)
-        if taken > ledger.steps:
-            raise MisuseError(
-                f"Expected a ledger with every step that the optimizer has taken. Received: {taken} steps in the "
-                f"optimizer, {ledger.steps} on {self.ledger_path}. Continue the ledger of those steps; without it "
-                "nothing can be claimed for this model: start again from public weights."
-            )
-        if _trained_under.get(model, ledger.identity) != ledger.identity:
-            raise MisuseError(
-                f"Expected a model that only {self.ledger_path} has trained. Received: one that was trained under "
-                "another ledger, whose steps this one would not count. Continue that ledger, or start again from "
-                "public weights."
-            )
+    def _go_on(self, model: Any, ledger: Ledger) -> None:
+        """Restores the checkpoint where there is one; refuses a run of which nothing is left."""
+        asked = self.params or {}
+        told = self._resumable.begin(
+            model,
+            self.plan,
+            ledger,
+            epochs=asked.get("epochs", 1),
+            steps=asked.get("steps"),
+            trained_here=_trained_under.get(model) == ledger.identity,
+        )
+        if told is not None:
+            _trained_under[model] = ledger.identity
+            self._tell(told)
+        if not self._resumable.over:
+            self._check_budget()
 
-    def _record(self, kind: str) -> None:
+    def _save(self, when: Callable[..., Any], **options: Any) -> Any:
+        try:
+            return None if self._ledger is None else when(self.model, self.plan, self._ledger, **options)
+        except BaseException:
+            self._end()
+            raise
+
+    def _tell(self, text: str) -> None:
+        if self._resumable.directory is not None and (self.params or {}).get("verbose"):
+            print(text, flush=True)
+
+    def _record(self, kind: str, **fields: Any) -> None:
         """Notes a point of the fit, with the weights that it left; a fit without a step vouches for no weights."""
         if self._ledger is not None:
             weights = {"weights": sha256_arrays(self.model.get_weights())} if self._stepped else {}
-            self._ledger.append(kind, steps=self._ledger.steps, **weights)
+            self._ledger.append(kind, steps=self._ledger.steps, **weights, **fields)
 
     def _check_budget(self) -> None:
         if self._ledger is None:
@@ -296,9 +327,16 @@ class PrivacyCallback(keras.callbacks.Callback):
         assert train_step is not None
 
         def run(iterator: Any) -> Any:
+            whole = False
             try:
                 train_step.prepare(getattr(iterator, "element_spec", None))
-                return train_function(iterator)
+                with after_the_step():
+                    logs = train_function(iterator)
+                    whole = True
+                return logs
+            except KeyboardInterrupt:
+                self._end_interrupted(whole)
+                raise
             except (StopIteration, tf.errors.OutOfRangeError):  # the data ended; the recorded step stays spent
                 train_step.revoke()
                 raise
@@ -312,6 +350,13 @@ class PrivacyCallback(keras.callbacks.Callback):
                 raise
 
         return run
+
+    def _end_interrupted(self, whole: bool) -> None:
+        """After Ctrl-C. `whole`: no step is half done, so that what is there can be gone on from."""
+        if self._ledger is not None and whole:
+            with contextlib.suppress(LedgerError):  # the interrupt is what has to be heard
+                self._resumable.interrupted(self.model, self.plan, self._ledger)
+        self._end()
 
     def _report(self, logs: Any) -> None:
         if isinstance(logs, dict):
@@ -329,6 +374,8 @@ class PrivacyCallback(keras.callbacks.Callback):
         """Takes everything off the model and closes the ledger; harmless when repeated."""
         self._uninstall_step()
         self.model.train_function = None
+        if self._ledger is not None:
+            self._resumable.leave(self.model)
         if self._tensor_float_32_before is not None:
             tf.config.experimental.enable_tensor_float_32_execution(self._tensor_float_32_before)
             self._tensor_float_32_before = None
@@ -342,14 +389,10 @@ class PrivacyCallback(keras.callbacks.Callback):
                     self._record("fit_interrupted")
             self._ledger.close()
             self._ledger = None
-        _active.discard(self)
+        with _looking_at_active:
+            _active.discard(self)
 
 
-def _reseed(model: Any) -> None:
-    """Seeds the model's own randomness (dropout) from the operating system.
-
-    Which mask a unit gets depends on how many were drawn before it. With masks that nobody can foresee this tells
-    nothing; with a seed that is known, one unit more would change the masks, and so the gradients, of all others.
-    """
-    for state in keras_private.seed_states(model):
-        state.assign([secrets.randbits(31), secrets.randbits(31)])
+def _active_where(matches: Callable[[PrivacyCallback], bool]) -> list[PrivacyCallback]:
+    with _looking_at_active:
+        return [each for each in _active if matches(each)]

@@ -6,19 +6,24 @@ import contextlib
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 _CHUNK = 1 << 20
 
 
-def atomic_write_bytes(path: str | os.PathLike[str], content: bytes) -> Path:
-    """Replaces `path` by `content` so that a crash leaves the old file or the new one, never a part.
+@contextlib.contextmanager
+def atomic_file(path: str | os.PathLike[str], *, replace: bool = True) -> Iterator[IO[bytes]]:
+    """A file to write to, which takes the name `path` at the end of the block: a crash leaves the old file or the new.
 
     The content goes to a temporary file in the same directory (a rename across file systems is a copy), is
     flushed to the disk, and takes the name of `path`; the directory is flushed too, or the rename itself could be
     lost. An existing file keeps its permissions; a symbolic link is followed, so that the link survives.
+
+    Args:
+        path: where to.
+        replace: False to refuse a file that is there by then.
 
     Raises:
         OSError: the directory does not exist or cannot be written. No temporary file stays behind.
@@ -27,16 +32,37 @@ def atomic_write_bytes(path: str | os.PathLike[str], content: bytes) -> Path:
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fchmod(file.fileno(), _permissions(target))
             os.fsync(file.fileno())
-        os.replace(temporary, target)
+        if replace:
+            os.replace(temporary, target)
+        else:
+            os.link(temporary, target)
+            os.unlink(temporary)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
     fsync_directory(target.parent)
+
+
+def atomic_write_bytes(path: str | os.PathLike[str], content: bytes) -> Path:
+    """Replaces `path` by `content`, wholly or not at all; see `atomic_file`."""
+    with atomic_file(path) as file:
+        file.write(content)
+    return Path(path)
+
+
+def create_atomically(path: str | os.PathLike[str], content: bytes) -> Path:
+    """Makes a new file, wholly or not at all.
+
+    Raises:
+        FileExistsError: somebody else made one meanwhile; it is left as it is.
+    """
+    with atomic_file(path, replace=False) as file:
+        file.write(content)
     return Path(path)
 
 

@@ -151,3 +151,18 @@ def is_random_state(variable: Any) -> bool:
 def build_metrics(model: Any, x: Any, y: Any, sample_weight: Any) -> None:
     """Create the variables of the compiled metrics, from specs. Keras would in the first step, and trace it twice."""
     model._symbolic_build(data_batch=(x, y, sample_weight))
+
+
+def initial_epoch(model: Any) -> int | None:
+    """The epoch that the next `fit` begins with, where something has set it: `BackupAndRestore` does, and so do we."""
+    return model._initial_epoch
+
+
+def set_initial_epoch(model: Any, epoch: int | None) -> None:
+    """Makes the fit that is about to begin start with another epoch; `on_train_begin` is early enough."""
+    model._initial_epoch = epoch
+
+
+def optimized_variables(optimizer: Any) -> list[Any]:
+    """The variables that a built optimizer was built for."""
+    return list(optimizer._trainable_variables)

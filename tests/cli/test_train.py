@@ -111,6 +111,39 @@ def test_the_public_model_takes_adapters_and_a_second_call_is_refused(run, files
     assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == ledger
 
 
+def test_the_same_call_goes_on_where_an_interrupted_one_was_saved(run, files, tmp_path, monkeypatch):
+    """Three of four steps, a checkpoint after the second: one update is lost, and its step stays spent."""
+    from tfdp.callback import PrivacyCallback
+
+    class Killed(BaseException):
+        pass
+
+    real, taken = PrivacyCallback.on_train_batch_end, []
+
+    def kill(self, batch, logs=None):
+        real(self, batch, logs)
+        taken.append(batch)
+        if len(taken) == 3:
+            raise Killed
+
+    arguments = [*files(), "--model", "gpt2:tiny", "--lora-rank", "2", "--holdout", "0.1", "--save-every", "2"]
+    monkeypatch.setattr(PrivacyCallback, "on_train_batch_end", kill)
+    with pytest.raises(Killed):
+        main(["train", *map(str, arguments)])
+    monkeypatch.undo()
+    monkeypatch.setenv("COLUMNS", "140")
+    assert read_ledger(tmp_path / "run" / "ledger.jsonl").steps == 3
+    code, out, err = run(*arguments)
+    assert (code, err) == (0, "")
+    assert "3 steps, epsilon" in out
+    assert "2 updates are in the model, 3 of 4 steps are spent" in out
+    assert "The private run ended: budget. 3 updates are in the model, 4 of 4 steps are spent." in out
+    card = json.loads((tmp_path / "run" / "MODEL_CARD.json").read_text())
+    assert card["accounting"]["steps_executed"] == 4
+    assert card["claim"]["status"] == "claimed"
+    assert not (tmp_path / "run" / "checkpoint").exists()
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

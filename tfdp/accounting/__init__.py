@@ -19,6 +19,7 @@ from tfdp.accounting.accountants import (
     unsupported_reason,
 )
 from tfdp.accounting.calibration import Calibration, calibrate_noise_multiplier
+from tfdp.accounting.composition import Run, Selection, composed_epsilon, selected_epsilon
 from tfdp.accounting.events import SCHEMES, event_from_dict, event_to_dict, step_event
 
 __all__ = [
@@ -26,9 +27,12 @@ __all__ = [
     "ADJACENCIES",
     "SCHEMES",
     "Calibration",
+    "Run",
+    "Selection",
     "best_renyi_order",
     "calibrate_noise_multiplier",
     "default_grid",
+    "composed_epsilon",
     "delta",
     "describe_accountant",
     "epsilon",
@@ -36,6 +40,7 @@ __all__ = [
     "event_from_dict",
     "event_to_dict",
     "library_version",
+    "selected_epsilon",
     "step_event",
     "supports",
     "unamplified_epsilon",

@@ -353,6 +353,9 @@ class _RenyiDivergences:
             return math.inf
         return float(rdp_privacy_accountant.compute_epsilon(self._orders, steps * self._per_step, delta)[0])
 
+    def by_order(self, steps: int) -> dict[float, float]:
+        return {float(order): steps * float(value) for order, value in zip(self._orders, self._per_step, strict=True)}
+
     def order(self, steps: int, delta: float) -> tuple[float, bool] | None:
         if not self._orders.size:
             return None

@@ -6,7 +6,8 @@ Epsilon comes from the steps in the ledger. Nothing is claimed when anything tha
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -70,7 +71,8 @@ def build_card(record: LedgerRecord, inputs: CardInputs) -> PrivacyCard:
         ) from error
     realised = account.epsilon_with_amplification
     groups = _groups(spec, inputs)
-    findings = checks.findings(record, spec, account, inputs, groups)
+    spent = _budget(spec, record, inputs, realised)
+    findings = checks.findings(record, spec, account, inputs, groups, spent)
     waivers = checks.waivers(spec, findings, inputs.created)
     findings += checks.waiver_findings(waivers)
     reasons = checks.reasons_against_the_claim(findings, account)
@@ -96,7 +98,7 @@ def build_card(record: LedgerRecord, inputs: CardInputs) -> PrivacyCard:
         attacks=inputs.attacks,
         use=Use(intended_use=inputs.intended_use, limits=inputs.limits),
         provenance=_provenance(record, inputs),
-        budget=_budget(spec, inputs, realised),
+        budget=spent,
         review=Review(findings=tuple(findings), waivers=waivers),
         legal=Legal(licence=inputs.licence, citation=inputs.citation, glossary=words.GLOSSARY),
     )
@@ -302,20 +304,38 @@ def _provenance(record: LedgerRecord, inputs: CardInputs) -> Provenance:
     )
 
 
-def _budget(spec: PrivacySpec, inputs: CardInputs, realised: Bound) -> Budget:
-    budget = spec.budget
-    after = None
-    if inputs.spent_before is not None:
-        after = UNBOUNDED if realised.value is None else Bound.of(inputs.spent_before + realised.value)
+def _budget(spec: PrivacySpec, record: LedgerRecord, inputs: CardInputs, realised: Bound) -> Budget:
+    budget, before, after = spec.budget, inputs.spent_before, None
+    if inputs.others is not None:
+        delta = (budget.delta_cap if budget else None) or record.plan["delta"]
+        runs = [(_event(run.step_event), run.steps) for run in inputs.others if not run.trial]
+        selections = [
+            accounting.Selection(_event(each.step_event), each.steps, each.mean, each.shape or math.inf)
+            for each in inputs.selections
+        ]
+        setting = {"delta": delta, "adjacency": record.plan["adjacency"], "selections": selections}
+        others, _ = accounting.composed_epsilon(runs, **setting)
+        own = [] if inputs.is_trial else [(record.event, record.steps)]
+        together, _ = accounting.composed_epsilon([*runs, *own], **setting)
+        before, after = None if math.isinf(others) else others, Bound.of(together)
+    elif before is not None:
+        after = UNBOUNDED if realised.value is None else Bound.of(before + realised.value)
     return Budget(
         dataset_id=budget.dataset_id if budget else None,
         epsilon_cap=budget.epsilon_cap if budget else None,
         delta_cap=budget.delta_cap if budget else None,
-        spent_before=inputs.spent_before,
+        spent_before=before,
         spent_by_this_run=realised,
         spent_after=after,
         other_runs=words.other_runs(inputs),
+        others=inputs.others,
+        selections=inputs.selections,
+        is_trial=inputs.is_trial,
     )
+
+
+def _event(fields: Mapping[str, Any]) -> Any:
+    return accounting.event_from_dict(dict(fields))
 
 
 def errors_of(card: PrivacyCard) -> list[Finding]:

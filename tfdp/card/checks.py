@@ -6,6 +6,7 @@
 | PS030         | error         | what ran is not what the spec says                                           |
 | PS031         | error         | the spec in the ledger is not the one that the plan was made from            |
 | PS032, PS033  | error/warning | the cap of the budget is exceeded, or nearly used up                         |
+| PS040         | warning       | trials are called accounted that no ledger has                               |
 | PS042         | error/warning | randomness with a fixed seed, or not from the operating system               |
 | PS050, PS051  | warning/note  | no metrics per group; a group too small to show                              |
 | PS052 - PS054 | mixed         | no attack; an attack that refutes the claim; an attack without its numbers   |
@@ -26,7 +27,7 @@ from typing import Any
 from tfdp import accounting
 from tfdp.card import formats
 from tfdp.card.inputs import CardInputs
-from tfdp.card.model import Accounting, Groups, Waiver, WaiverState
+from tfdp.card.model import Accounting, Budget, Groups, Waiver, WaiverState
 from tfdp.errors import AccountingError
 from tfdp.files import sha256_text
 from tfdp.findings import Finding, Severity
@@ -42,7 +43,7 @@ _BETTER_KNOWN = frozenset({"PS021", "PS032", "PS033", "PS042"})
 
 
 def findings(
-    record: LedgerRecord, spec: PrivacySpec, account: Accounting, inputs: CardInputs, groups: Groups
+    record: LedgerRecord, spec: PrivacySpec, account: Accounting, inputs: CardInputs, groups: Groups, spent: Budget
 ) -> list[Finding]:
     """Every finding, those of the spec first."""
     return [
@@ -55,7 +56,8 @@ def findings(
         *_differences(record, spec, account),
         *randomness(record),
         *_model(record, inputs),
-        *_budget(spec, account, inputs),
+        *_budget(spec, spent),
+        *_trials(spec, inputs),
         *_groups(groups),
         *_attacks(spec, account, inputs),
         *_utility(inputs),
@@ -227,11 +229,11 @@ def randomness(record: LedgerRecord) -> Iterator[Finding]:
         yield _finding("PS042", "warning", "mechanism.rng", message, fix)
 
 
-def _budget(spec: PrivacySpec, account: Accounting, inputs: CardInputs) -> Iterator[Finding]:
+def _budget(spec: PrivacySpec, spent: Budget) -> Iterator[Finding]:
     if spec.budget is None or spec.budget.epsilon_cap is None:
         return
-    cap, realised = spec.budget.epsilon_cap, account.epsilon_with_amplification
-    total = math.inf if realised.value is None else realised.value + (inputs.spent_before or 0.0)
+    cap, after = spec.budget.epsilon_cap, spent.spent_after or spent.spent_by_this_run
+    total = math.inf if after.value is None else after.value
     message = (
         f"expected at most epsilon {formats.exact(cap)} from {spec.budget.dataset_id}, "
         f"received {formats.bound(total)} in all."
@@ -240,6 +242,21 @@ def _budget(spec: PrivacySpec, account: Accounting, inputs: CardInputs) -> Itera
         yield _finding("PS032", "error", "budget.epsilon_cap", message, "Release less, or decide on another cap.")
     elif total > 0.8 * cap:
         yield _finding("PS033", "warning", "budget.epsilon_cap", message, "Plan what the rest is for.")
+
+
+def _trials(spec: PrivacySpec, inputs: CardInputs) -> Iterator[Finding]:
+    """PS040: trials that are said to be counted have to be on the ledger of the data set."""
+    tuning = spec.tuning
+    if tuning is None or tuning.kind != "private" or not tuning.accounted:
+        return
+    counted, stated = len(inputs.others or ()), tuning.trials or 1
+    if counted < stated:
+        message = (
+            f"expected the {stated} trials that the spec calls accounted among the other runs on the data set's "
+            f"ledger, received {counted} other runs."
+        )
+        fix = "Train the trials under specs with the same budget.ledger, or write accounted: false."
+        yield _finding("PS040", "warning", "tuning.accounted", message, fix)
 
 
 def _groups(groups: Groups) -> Iterator[Finding]:

@@ -16,10 +16,12 @@ from tfdp.card.model import (
     Group,
     Metric,
     ModelFacts,
+    OtherRun,
     PrivacyCard,
     RatePoint,
     Section,
     Text,
+    Trials,
 )
 from tfdp.errors import CardError
 
@@ -76,6 +78,9 @@ class CardInputs(Section):
     hardware: Text | None = None
     timings: dict[Text, float] = Field(default_factory=dict)
     spent_before: float | None = None
+    others: tuple[OtherRun, ...] | None = None
+    selections: tuple[Trials, ...] = ()
+    is_trial: bool = False
 
 
 def inputs_of(card: PrivacyCard) -> CardInputs:
@@ -103,7 +108,10 @@ def inputs_of(card: PrivacyCard) -> CardInputs:
         command=card.provenance.command,
         hardware=card.provenance.hardware,
         timings=card.provenance.timings,
-        spent_before=card.budget.spent_before,
+        spent_before=None if card.budget.others is not None else card.budget.spent_before,
+        others=card.budget.others,
+        selections=card.budget.selections,
+        is_trial=card.budget.is_trial,
     )
 
 

@@ -11,7 +11,7 @@ import re
 import unicodedata
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from tfdp.findings import Finding
 
@@ -290,6 +290,28 @@ class Provenance(Section):
     written_by: Text
 
 
+class OtherRun(Section):
+    """A run on the same data, as the data set's ledger had it when the card was written."""
+
+    began: Text
+    state: Text
+    """"spent", or why its planned steps count: "running", "ledger missing", "ledger changed"."""
+    steps: Count
+    step_event: dict[str, JsonValue]
+    trial: bool = False
+    """One of declared trials, which `selections` counts together."""
+
+
+class Trials(Section):
+    """Runs of which only the best was looked at; their number was drawn before the first."""
+
+    mean: Annotated[float, Field(gt=1)]
+    shape: Annotated[float, Field(ge=0)] | None
+    """Of the distribution of their number: 1 geometric; null: infinite, which is Poisson."""
+    steps: Count
+    step_event: dict[str, JsonValue]
+
+
 class Budget(Section):
     """12. What all releases from this data set may spend, before and after this one."""
 
@@ -300,6 +322,11 @@ class Budget(Section):
     spent_by_this_run: Bound
     spent_after: Bound | None
     other_runs: Text
+    others: tuple[OtherRun, ...] | None = None
+    """The other runs on the data set's ledger, which compose with this one; null where no ledger is kept."""
+    selections: tuple[Trials, ...] = ()
+    is_trial: bool = False
+    """This run is one of the trials in `selections`."""
 
 
 WaiverState = Literal["in force", "expired", "without owner", "refused", "not needed"]

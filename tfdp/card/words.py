@@ -140,7 +140,7 @@ def data_accesses(
             status="covered" if claimed else "not covered",
             note=f"{account.steps_executed:,} noisy steps in the ledger; epsilon counts these and nothing else.",
         ),
-        _tuning(spec),
+        _tuning(spec, inputs),
         DataAccess(
             name="Choice of the clip norm",
             status="not stated",
@@ -162,7 +162,7 @@ def data_accesses(
     )
 
 
-def _tuning(spec: PrivacySpec) -> DataAccess:
+def _tuning(spec: PrivacySpec, inputs: CardInputs) -> DataAccess:
     name = "Tuning of hyperparameters"
     tuning = spec.tuning
     if tuning is None:
@@ -172,6 +172,8 @@ def _tuning(spec: PrivacySpec) -> DataAccess:
         return DataAccess(name=name, status="no access", note=f"The spec states that tuning used {what}.")
     trials = f"{tuning.trials:,} trials" if tuning.trials else "an unstated number of trials"
     where = "counted elsewhere, not in this epsilon" if tuning.accounted else "not counted anywhere"
+    if tuning.accounted and inputs.others is not None:
+        where = f"counted among the runs of the budget, {len(inputs.others):,} beside this one, not in this epsilon"
     return DataAccess(name=name, status="not covered", note=f"The spec states {trials} on private data, {where}.")
 
 
@@ -229,8 +231,25 @@ def exclusions(spec: PrivacySpec, inputs: CardInputs) -> tuple[Exclusion, ...]:
     return tuple(Exclusion(what=what, why=why) for what, why in rows)
 
 
+_SELECTED = (
+    " Trials whose number was drawn at random before the first are counted as a selection (Papernot and Steinke 2022): "
+    "that holds only as long as nothing but the best of them is ever released."
+)
+
+
 def other_runs(inputs: CardInputs) -> str:
     """What is known about the other runs on the same data."""
+    if inputs.others is not None:
+        if not inputs.others and not inputs.selections:
+            return "The ledger of the data set has no other run."
+        lost = [run for run in inputs.others if run.state != "spent"]
+        planned = f"; {len(lost):,} of them with all planned steps, as their ledgers cannot be read to the end"
+        count = "1 other run" if len(inputs.others) == 1 else f"{len(inputs.others):,} other runs"
+        return (
+            f"The ledger of the data set has {count}, failed and discarded ones among them{planned if lost else ''}. "
+            "Before and after are bounds on all of them together, composed under one accountant."
+            + (_SELECTED if inputs.selections else "")
+        )
     if inputs.spent_before is None:
         return "Not measured: this card knows one ledger. Other runs on the same data, failed ones too, add to it."
     return "Earlier spending is as the owner stated it; it is added to this run without sharing anything."

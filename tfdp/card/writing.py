@@ -13,9 +13,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from tfdp import __version__
+from tfdp.accounting import event_to_dict
+from tfdp.budget import read_budget
 from tfdp.card.build import build_card, errors_of
 from tfdp.card.inputs import inputs_of, read_inputs
-from tfdp.card.model import ModelFacts, PrivacyCard
+from tfdp.card.model import ModelFacts, OtherRun, PrivacyCard, Trials
 from tfdp.card.rendering import render_html, render_markdown
 from tfdp.errors import CardError
 from tfdp.files import atomic_write_bytes, atomic_write_text, fsync_directory, sha256_arrays, sha256_file
@@ -87,6 +89,7 @@ def export(
         weights_digest="0" * 64,
         weights_file=WEIGHTS,
         ledger_file=LEDGER,
+        **_on_the_same_data(record),
     )
     card = build_card(record, inputs)  # before anything is written: what cannot be on a card fails here
     directory.mkdir(parents=True, exist_ok=True)
@@ -100,6 +103,34 @@ def export(
         "json": directory / CARD_JSON,
         **render_card(directory / CARD_JSON),
         "ledger": directory / LEDGER,
+    }
+
+
+def _on_the_same_data(record: LedgerRecord) -> dict[str, Any]:
+    """Other runs and trials on the ledger that the spec names; nothing where it names none, or there is none."""
+    ledger = (record.spec.get("budget") or {}).get("ledger")
+    if ledger is None or not Path(ledger).exists():
+        return {}
+    found = read_budget(ledger)
+    own = [run for run in found.runs if run.identity == record.identity]
+    return {
+        "others": tuple(
+            OtherRun(
+                began=run.began, state=run.state, steps=run.steps, step_event=run.plan["step_event"], trial=run.trial
+            )
+            for run in found.runs
+            if run not in own
+        ),
+        "selections": tuple(
+            Trials(
+                mean=each.mean,
+                shape=None if math.isinf(each.shape) else each.shape,
+                steps=each.steps,
+                step_event=event_to_dict(each.event),
+            )
+            for each in found.selections
+        ),
+        "is_trial": any(run.trial for run in own),
     }
 
 

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from tfdp import __version__
-from tfdp.cli import account, card, demo, diff, explain, init, schema, train, validate
+from tfdp.cli import account, budget, card, demo, diff, explain, init, ledger, schema, train, validate
 from tfdp.errors import TfdpError
 
 app = typer.Typer(
@@ -52,6 +52,8 @@ schema.register(app)
 account.register(app)
 train.register(app)
 card.register(app)
+ledger.register(app)
+budget.register(app)
 demo.register(app)
 
 

@@ -24,7 +24,7 @@ tfdp train --spec privacy.yaml --data mails.csv.gz --text-field body --id-field 
 `--model`: `gpt2:tiny` is a small GPT-2 with random weights, for trying things out; `gpt2:demo` is the small public
 model of `tfdp demo`; anything else is a KerasHub preset (downloaded) or the directory of one.
 
-Stopped? The same call goes on where the last epoch ended. The ledger in the run directory never forgets a step.
+Stopped, or killed? The same call goes on from the last checkpoint. The ledger of the run never forgets a step.
 """
 
 GPT2_DEMO = "gpt2:demo"
@@ -52,6 +52,10 @@ def train(
     sequence_length: Annotated[int, typer.Option(min=2, help="Tokens of a text that are used.")] = 128,
     optimizer: Annotated[str, typer.Option(help="Any optimizer of Keras, by name.")] = "adamw",
     learning_rate: Annotated[float, typer.Option(help="Its learning rate.")] = 1e-3,
+    save_every: Annotated[
+        int | None,
+        typer.Option(min=1, help="Steps between two checkpoints; by default an epoch.", show_default=False),
+    ] = None,
     holdout: Annotated[
         float,
         typer.Option(
@@ -116,6 +120,7 @@ def train(
         sequence_length=sequence_length,
         optimizer=optimizer,
         learning_rate=learning_rate,
+        save_freq=save_every or "epoch",
         details={
             "model_name": model if lora_rank is None else f"{model}, LoRA of rank {lora_rank}",
             "data_source": f"{os.path.basename(data)}, field {text_field}",

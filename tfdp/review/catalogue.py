@@ -293,8 +293,10 @@ _ENTRIES: tuple[Entry, ...] = (
         ("warning", "error"),
         "Tuning on private data is not accounted.",
         "Every trial has read the data, and the choice between them tells about the data. An error where the claim "
-        "says that it covers tuning.",
-        "Tune on public data, or account for the trials.",
+        "says that it covers tuning. A card says so too where the spec calls trials accounted that are not on the "
+        "data set's ledger.",
+        "Tune on public data, or account for the trials: train them under specs with the same budget.ledger.",
+        ("spec", "card"),
     ),
     Entry(
         "PS041",

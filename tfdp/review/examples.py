@@ -242,6 +242,11 @@ EXAMPLES: dict[str, tuple[Case, ...]] = {
             {"tuning": {"kind": "private"}, "claim.data_accesses": ["training", "tuning"]},
             {"tuning": {"kind": "public"}, "claim.data_accesses": ["training", "tuning"]},
         ),
+        _card(
+            "warning",
+            Example({"tuning": {"kind": "private", "trials": 9, "accounted": True}}),
+            Example({"tuning": {"kind": "public"}}),
+        ),
     ),
     "PS041": (_data("warning", {"clip_norm_source": "private"}, {"clip_norm_source": "public"}),),
     "PS042": (

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfdp.plan import Plan
@@ -27,7 +25,7 @@ def private_fit(
     weighted_metrics: Sequence[Any] = (),
     callbacks: Sequence[Any] = (),
     checkpoint: str | os.PathLike[str] | None = None,
-    steps_before: int = 0,
+    save_freq: int | str = "epoch",
     verbose: int | str = 1,
 ) -> keras.callbacks.History:
     """Compiles `model` with a DP optimizer and fits it under `plan`, until the steps of the plan are spent.
@@ -38,13 +36,12 @@ def private_fit(
         model: a Keras model whose outputs are logits, or anything for which `loss` is given.
         plan: from `make_plan`.
         records: as for `poisson_batches`, one record per privacy unit.
-        ledger: path of the ledger; one with fewer steps than the plan is continued.
+        ledger: path of the ledger; one that is there is continued.
         optimizer, learning_rate: as for `dp_optimizer`. `learning_rate` may be a schedule.
         loss: by default sparse categorical cross-entropy of logits, the mean over the tokens of a text.
         weighted_metrics: each is an exact value on private data, in the progress bar and the history.
         callbacks: more of them; they run after the ledger was written.
-        checkpoint: written after every epoch, and continued from where it is there and `steps_before` is not 0.
-        steps_before: steps that the ledger already holds.
+        checkpoint, save_freq: of `PrivacyCallback`: the same call goes on where an interrupted one was saved.
         verbose: of Keras; above 0, the time that is left is printed after every epoch.
     """
     import keras
@@ -52,7 +49,7 @@ def private_fit(
     from tfdp.callback import PrivacyCallback
     from tfdp.optimizer import dp_optimizer
     from tfdp.sampling.batches import poisson_batches
-    from tfdp.workflow.progress import Checkpoint, RemainingTime, restore_checkpoint
+    from tfdp.workflow.progress import RemainingTime
 
     with detached_preprocessor(model):
         batches = poisson_batches(records, plan)
@@ -65,17 +62,14 @@ def private_fit(
             metrics=[],
             weighted_metrics=list(weighted_metrics),
         )
-        if checkpoint is not None and steps_before and Path(checkpoint).exists():
-            restore_checkpoint(checkpoint, model, plan)
-        listed = [PrivacyCallback(plan, ledger=ledger), *callbacks]
-        if checkpoint is not None:
-            listed.append(Checkpoint(checkpoint, plan, steps_before))
+        private = PrivacyCallback(plan, ledger=ledger, checkpoint=checkpoint, save_freq=save_freq)
+        listed = [private, *callbacks]
         if verbose:
-            listed.append(RemainingTime(plan, steps_before))
+            listed.append(RemainingTime(private))
         return model.fit(
             batches,
-            epochs=max(1, math.ceil((plan.steps - steps_before) / plan.steps_per_epoch)),
-            steps_per_epoch=min(plan.steps_per_epoch, max(1, plan.steps - steps_before)),
+            epochs=plan.epochs,
+            steps_per_epoch=plan.steps_per_epoch,
             callbacks=listed,
             shuffle=False,  # the sampler's order is the point; Keras warns about its default
             verbose=verbose,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import platform
+import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,7 +23,7 @@ from tfdp.workflow.language_models import encode_texts
 from tfdp.workflow.records import TextRecords
 
 LEDGER = "ledger.jsonl"
-CHECKPOINT = "checkpoint.npz"
+CHECKPOINT = "checkpoint"
 
 _LIMITS = (
     "Held-out records were set aside before training, by a digest of their id or text: they were not trained on, and "
@@ -126,6 +127,7 @@ def train_text_model(
     sequence_length: int = 128,
     optimizer: Any = "adamw",
     learning_rate: Any = 1e-3,
+    save_freq: int | str = "epoch",
     details: Mapping[str, Any] | None = None,
     verbose: int = 1,
 ) -> TrainingResult:
@@ -135,7 +137,7 @@ def train_text_model(
         plan: from `plan_for(spec, len(records))`.
         model: from `build_model`, or any KerasHub causal language model with its preprocessor.
         records: one text per privacy unit.
-        directory, optimizer, learning_rate, details, verbose: see `train_arrays`.
+        directory, optimizer, learning_rate, save_freq, details, verbose: see `train_arrays`.
         held_out: texts for the perplexity before and after; not trained on, and not covered by epsilon.
         sequence_length: tokens of a text that are used.
     """
@@ -155,6 +157,7 @@ def train_text_model(
         held_out=encode_texts(model, texts, sequence_length) if texts else None,
         optimizer=optimizer,
         learning_rate=learning_rate,
+        save_freq=save_freq,
         details=details,
         verbose=verbose,
     )
@@ -169,14 +172,15 @@ def train_arrays(
     held_out: Any = None,
     optimizer: Any = "adamw",
     learning_rate: Any = 1e-3,
+    save_freq: int | str = "epoch",
     non_private: Perplexity | None = None,
     details: Mapping[str, Any] | None = None,
     verbose: int = 1,
 ) -> TrainingResult:
     """Trains a causal language model privately; writes model, ledger and card into `directory`.
 
-    A second call with the same plan goes on after the steps of the first, from its last checkpoint; the steps of an
-    epoch that was cut short are spent and lost.
+    A second call with the same plan goes on after the steps of the first, from its last checkpoint; the steps since
+    then are spent and lost.
 
     Args:
         plan: from `plan_for`.
@@ -185,6 +189,7 @@ def train_arrays(
         directory: is made where missing; see `steps_done` for what it may hold.
         held_out: the same kind of arrays, for the perplexity before and after.
         optimizer, learning_rate: as for `dp_optimizer`.
+        save_freq: "epoch", or a number of steps between two checkpoints.
         non_private: perplexity of the same training without privacy, for the card.
         details: the owner's words for the card, as for `tfdp.export`.
         verbose: of Keras.
@@ -192,27 +197,23 @@ def train_arrays(
     from tfdp.card import export
 
     directory = Path(directory)
-    done = steps_done(directory, plan)
+    steps_done(directory, plan)
     before = None if held_out is None else perplexity(model, held_out)
 
     directory.mkdir(parents=True, exist_ok=True)
     ledger, checkpoint = directory / LEDGER, directory / CHECKPOINT
     began = time.monotonic()
-    if done < plan.steps:
-        history = private_fit(
-            model,
-            plan,
-            records,
-            ledger=ledger,
-            optimizer=optimizer,
-            learning_rate=learning_rate,
-            checkpoint=checkpoint,
-            steps_before=done,
-            verbose=verbose,
-        ).history
-    else:
-        history = {}
-        _restore(model, plan, checkpoint, optimizer, learning_rate)
+    history = private_fit(
+        model,
+        plan,
+        records,
+        ledger=ledger,
+        optimizer=optimizer,
+        learning_rate=learning_rate,
+        checkpoint=checkpoint,
+        save_freq=save_freq,
+        verbose=verbose,
+    ).history
     seconds = time.monotonic() - began
 
     after = None if held_out is None else perplexity(model, held_out)
@@ -231,7 +232,7 @@ def train_arrays(
         history=history,
         details={key: value for key, value in {**own_words, **details}.items() if value is not None},
     )
-    checkpoint.unlink(missing_ok=True)
+    shutil.rmtree(checkpoint, ignore_errors=True)
     steps = read_ledger(ledger).steps
     return TrainingResult(
         plan=plan,
@@ -243,12 +244,3 @@ def train_arrays(
         paths=paths,
         history=history,
     )
-
-
-def _restore(model: Any, plan: Plan, checkpoint: Path, optimizer: Any, learning_rate: Any) -> None:
-    """For a run whose steps are all spent, and that was stopped before its card was written."""
-    from tfdp.optimizer import dp_optimizer
-    from tfdp.workflow.progress import restore_checkpoint
-
-    model.compile(optimizer=dp_optimizer(optimizer, plan, learning_rate=learning_rate))
-    restore_checkpoint(checkpoint, model, plan)

@@ -281,9 +281,9 @@ class TestDisk:
     def test_the_line_is_synced_before_append_returns(self, path, plan, monkeypatch):
         calls = []
         real_write, real_sync = os.write, os.fsync
-        monkeypatch.setattr(os, "write", lambda fd, data: calls.append("write") or real_write(fd, data))
-        monkeypatch.setattr(os, "fsync", lambda fd: calls.append("fsync") or real_sync(fd))
         with Ledger.create_or_open(path, plan) as ledger:
+            monkeypatch.setattr(os, "write", lambda fd, data: calls.append("write") or real_write(fd, data))
+            monkeypatch.setattr(os, "fsync", lambda fd: calls.append("fsync") or real_sync(fd))
             ledger.append_step(6)
             assert calls == ["write", "fsync"]
             assert json.loads(path.read_bytes().splitlines()[-1])["step"] == 6
