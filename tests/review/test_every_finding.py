@@ -37,10 +37,10 @@ CASES = [
     pytest.param(case, id=f"{id}-{case.source}-{case.severity}") for id, cases in EXAMPLES.items() for case in cases
 ]
 MEASURED = {
-    "metrics": [examples._METRIC],
-    **examples._GROUPS,
+    "metrics": [examples.METRIC],
+    **examples.GROUPS,
     "groups": [{"name": "German", "n": 400, "value": 48.0, "before": 120.0}],
-    "membership_inference": examples._ATTACK,
+    "membership_inference": examples.ATTACK,
 }
 
 

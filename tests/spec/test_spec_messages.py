@@ -293,3 +293,36 @@ class TestNotation:
         finding = fault(text, "json")
         assert fix in finding.fix
         assert " at." not in finding.message
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fix"),
+    [
+        ("1.0e-6", "0.0001%", "Write 1e-06: a number alone, without anything around it."),
+        ("1.2", "<= 8", "Write 8: a number alone, without anything around it."),
+        ("epochs: 15", "epochs: 10 epochs", "Write 10: a number alone, without anything around it."),
+        ("60000", "60k", "Write 60000: a number alone, without anything around it."),
+        ("60000", "about 60000", "Write 60000: a number alone, without anything around it."),
+        ("60000", "2.5 or so", "Correct it; num_units: Number of privacy units (N). Such as: num_units: 60000"),
+        ("clip_norm: 1.0", "clip_norm: adaptive", "Such as: clip_norm: 1.0"),
+        ("1.2", "between 1 and 2", "Such as: epsilon: 2"),
+        ("1.2", "1e999999k", "Such as: epsilon: 2"),
+    ],
+)
+def test_a_number_with_something_around_it(old, new, fix):
+    assert BASE.count(old) == 1
+    _, (finding,) = PrivacySpec.all_from_text(BASE.replace(old, new))
+    assert finding.fix.endswith(fix)
+
+
+def test_a_mapping_of_waivers_is_shown_what_a_list_of_them_looks_like():
+    _, (finding,) = PrivacySpec.all_from_text(BASE + "waivers:\n  PS008: known\n")
+    line = finding.fix.partition("Such as: ")[2]
+    PrivacySpec.from_text(BASE + line)
+
+
+@pytest.mark.parametrize("comment", ["// x", "/* x */", "# x"])
+def test_json_has_no_comments(comment):
+    _, (finding,) = PrivacySpec.all_from_text(f"{{{comment}\n}}", "json")
+    assert "a comment" in finding.message
+    assert "JSON has no comments" in finding.fix

@@ -47,7 +47,7 @@ def unit_is_complete(spec: PrivacySpec) -> Iterator[Finding]:
             path = ("claim", "privacy_unit", name)
             fix = f"Add {name}. {_description(type(unit), name)} {spec.such_as(path)}"
             yield spec.finding("PS005", Severity.ERROR, path, message, fix)
-    if unit.method == "group_privacy" and (unit.max_records_per_unit or 1) > 1 and spec.data.num_records is None:
+    if unit.method == "group_privacy" and unit.max_records_per_unit != 1 and spec.data.num_records is None:
         message = "expected data.num_records with group_privacy, where records are sampled, received nothing."
         records = ("data", "num_records")
         fix = f"Add the public number of records, at least num_units. {spec.such_as(records, spec.data.num_units)}"

@@ -109,7 +109,7 @@ _WAIVER = {"finding": "PS008", "reason": "known", "owner": "Ada", "expires": "29
 _EXPIRED = {"waivers": [{**_WAIVER, "expires": "2020-01-31"}]}
 _UNOWNED = {"waivers": [{name: value for name, value in _WAIVER.items() if name != "owner"}]}
 _OWNED = {"waivers": [_WAIVER]}
-_METRIC = {
+METRIC = {
     "name": "perplexity",
     "private": 59.8,
     "interval": [57.9, 61.8],
@@ -117,8 +117,8 @@ _METRIC = {
     "public": 142.6,
     "n": 680,
 }
-_GROUPS = {"group_field": "language", "group_metric": "perplexity"}
-_ATTACK = {"members": 500, "non_members": 500, "auc": 0.51, "tpr_at_fpr": {0.01: 0.012}}
+GROUPS = {"group_field": "language", "group_metric": "perplexity"}
+ATTACK = {"members": 500, "non_members": 500, "auc": 0.51, "tpr_at_fpr": {0.01: 0.012}}
 
 STATED = {
     "intended_use": "Completing e-mails at work.",
@@ -282,35 +282,35 @@ EXAMPLES: dict[str, tuple[Case, ...]] = {
     "PS050": (
         _measured(
             "warning",
-            {"metrics": [_METRIC]},
-            {"metrics": [_METRIC], **_GROUPS, "groups": [{"name": "German", "n": 400, "value": 48.0, "before": 120.0}]},
+            {"metrics": [METRIC]},
+            {"metrics": [METRIC], **GROUPS, "groups": [{"name": "German", "n": 400, "value": 48.0, "before": 120.0}]},
         ),
     ),
     "PS051": (
         _measured(
             "note",
-            {**_GROUPS, "groups": [{"name": "Sorbian", "n": 12, "value": 91.2, "before": 88.1}]},
-            {**_GROUPS, "groups": [{"name": "Slavic", "n": 400, "value": 61.0, "before": 120.0}]},
+            {**GROUPS, "groups": [{"name": "Sorbian", "n": 12, "value": 91.2, "before": 88.1}]},
+            {**GROUPS, "groups": [{"name": "Slavic", "n": 400, "value": 61.0, "before": 120.0}]},
             {"evaluation": {"min_group_size": 50}},
         ),
     ),
     "PS052": (
-        _measured("warning", {"metrics": [_METRIC]}, {"membership_inference": _ATTACK}),
+        _measured("warning", {"metrics": [METRIC]}, {"membership_inference": ATTACK}),
         _measured(
             "error",
-            {"metrics": [_METRIC]},
-            {"membership_inference": _ATTACK},
+            {"metrics": [METRIC]},
+            {"membership_inference": ATTACK},
             {"evaluation": {"membership_inference": "required"}},
         ),
     ),
     "PS053": (
         _measured(
             "error",
-            {"membership_inference": {**_ATTACK, "epsilon_lower_bound": 1.9, "confidence": 0.95}},
-            {"membership_inference": {**_ATTACK, "epsilon_lower_bound": 0.01, "confidence": 0.95}},
+            {"membership_inference": {**ATTACK, "epsilon_lower_bound": 1.9, "confidence": 0.95}},
+            {"membership_inference": {**ATTACK, "epsilon_lower_bound": 0.01, "confidence": 0.95}},
         ),
     ),
-    "PS054": (_measured("note", {"membership_inference": {"auc": 0.51}}, {"membership_inference": _ATTACK}),),
+    "PS054": (_measured("note", {"membership_inference": {"auc": 0.51}}, {"membership_inference": ATTACK}),),
     "PS060": (
         _spec("error", _EXPIRED, _OWNED),
         _card("error", Example(_EXPIRED), Example(_OWNED)),
@@ -320,16 +320,16 @@ EXAMPLES: dict[str, tuple[Case, ...]] = {
         _card("warning", Example(_UNOWNED), Example(_OWNED)),
     ),
     "PS062": (_spec("warning", {"waivers": [{**_WAIVER, "finding": "PS020"}]}, _OWNED),),
-    "PS070": (_measured("warning", {"membership_inference": _ATTACK}, {"metrics": [_METRIC]}),),
-    "PS071": (_measured("note", {"metrics": [{"name": "perplexity", "private": 59.8}]}, {"metrics": [_METRIC]}),),
+    "PS070": (_measured("warning", {"membership_inference": ATTACK}, {"metrics": [METRIC]}),),
+    "PS071": (_measured("note", {"metrics": [{"name": "perplexity", "private": 59.8}]}, {"metrics": [METRIC]}),),
     "PS072": (
         _measured(
             "warning",
-            {"metrics": [{**_METRIC, "private": 150.3, "interval": [146.0, 155.1]}]},
-            {"metrics": [_METRIC]},
+            {"metrics": [{**METRIC, "private": 150.3, "interval": [146.0, 155.1]}]},
+            {"metrics": [METRIC]},
         ),
     ),
-    "PS073": (_measured("warning", {"metrics": [{**_METRIC, "private": float("inf")}]}, {"metrics": [_METRIC]}),),
+    "PS073": (_measured("warning", {"metrics": [{**METRIC, "private": float("inf")}]}, {"metrics": [METRIC]}),),
     "PS074": (_card("note", Example(export={"details": {}}), Example(export={"details": STATED})),),
     "PS080": (_card("error", Example(card={"claim.epsilon.value": 0.01})),),
     "PS081": (_card("warning", Example(absent=("model.keras",))),),

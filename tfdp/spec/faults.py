@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 import math
 import re
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from tfdp.findings import Finding, Severity, printable
 from tfdp.spec.fields import MAX_COUNT
 from tfdp.spec.hints import without_space
 from tfdp.spec.naming import choices_at, closest, meant, section
+from tfdp.spec.numbers import shown
 from tfdp.spec.reading import Document, Path, Position, ReadingError, finite_number
 from tfdp.spec.samples import fields_of, sample, such_as
 
@@ -149,7 +151,7 @@ def _explain(detail: ErrorDetails, path: Path, model: type[BaseModel], document:
                 f"expected a number, received one of {value.bit_length()} bits.",
                 "Write a number in the usual range.",
             )
-        return "PS000", expected, _repaired(kind, value) or _help(model, path)
+        return "PS000", expected, _repaired(kind, value) or _help(model, path, document)
     if kind in ("model_type", "dict_type") and path:
         expected = f"expected {_KINDS[kind]}, {received}"
         if isinstance(value, str) and (glued := without_space(value)):
@@ -179,23 +181,28 @@ def _explain_value(detail: ErrorDetails, path: Path, model: type[BaseModel], doc
             fix = f"Did you mean {close}?" if close else "Write one of them."
             return f"expected {' or '.join(choices)}, {received}", fix
         case "greater_than":
-            return f"expected a number above {context['gt']:g}, {received}", _help(model, path)
+            return f"expected a number above {context['gt']:g}, {received}", _help(model, path, document)
         case "less_than":
-            return f"expected a number below {context['lt']:g}, {received}", _help(model, path)
+            return f"expected a number below {context['lt']:g}, {received}", _help(model, path, document)
         case "greater_than_equal":
-            return f"expected a whole number of at least {context['ge']}, {received}", _help(model, path)
+            return f"expected a whole number of at least {context['ge']}, {received}", _help(model, path, document)
         case "less_than_equal":
             return f"expected a whole number of at most {MAX_COUNT}, {received}", "Write a number in the usual range."
         case "too_short":
-            return f"expected at least {context['min_length']} entry, received an empty list.", _help(model, path)
+            return f"expected at least {context['min_length']} entry, received an empty list.", _help(
+                model, path, document
+            )
         case "string_pattern_mismatch":
             expected = "an id such as PS008" if path[-1] == "finding" else "a text that is not blank"
-            return f"expected {expected}, {received}", _help(model, path)
+            return f"expected {expected}, {received}", _help(model, path, document)
         case _ if kind.startswith("date"):
-            return f"expected a date such as 2026-12-31, {received}", _help(model, path)
+            return f"expected a date such as 2026-12-31, {received}", _help(model, path, document)
         case _ if kind in _KINDS:
-            return f"expected {_KINDS[kind]}, {received}", _repaired(kind, value) or _help(model, path)
-    return f"expected a valid value, {received}", _help(model, path)
+            return f"expected {_KINDS[kind]}, {received}", _repaired(kind, value) or _help(model, path, document)
+    return f"expected a valid value, {received}", _help(model, path, document)
+
+
+_SCALES = {"%": decimal.Decimal("0.01"), "k": decimal.Decimal(1000)}
 
 
 def _repaired(kind: str, value: Any) -> str | None:
@@ -215,7 +222,22 @@ def _repaired(kind: str, value: Any) -> str | None:
         return f"Write {digits}: digits without separators."
     if kind == "float_type" and re.fullmatch(r"[-+]?\d+,\d+([eE][-+]?\d+)?", number):
         return f"Write {number.replace(',', '.')}: a decimal point, no comma."
-    return None
+    return _number_alone(kind, number) if kind in ("int_type", "float_type") else None
+
+
+def _number_alone(kind: str, text: str) -> str | None:
+    """The only number in a text: "10 epochs", "60k", "0.001%"."""
+    found = list(re.finditer(r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?", text))
+    if len(found) != 1 or re.search(r"\d", text[found[0].end() :]):
+        return None
+    value = decimal.Decimal(found[0][0])
+    if abs(value.adjusted()) > 15:
+        return None
+    scale = _SCALES.get(text[found[0].end() :].strip().lower(), decimal.Decimal(1))
+    value *= scale
+    if kind == "int_type" and value != value.to_integral_value():
+        return None
+    return f"Write {shown(float(value)) if scale != 1 else found[0][0]}: a number alone, without anything around it."
 
 
 def _shown(value: Any) -> str:
@@ -266,12 +288,12 @@ def _holds(value: Any, path: Path) -> bool:
 def _absent(model: type[BaseModel], path: Path, document: Document) -> str:
     """What to add where a field is missing or empty."""
     if not path or not isinstance(path[-1], str):
-        return _help(model, path)
+        return _help(model, path, document)
     owner = section(model, path[:-1])
     field = owner.model_fields.get(path[-1]) if owner else None
     line = sample(model, path, document.format)
     if field is None or line is None:
-        return _help(model, path).replace("Correct it; ", "Add ", 1)
+        return _help(model, path, document).replace("Correct it; ", "Add ", 1)
     inside, choices = section(model, path), choices_at(model, path)
     add = "Add" if field.is_required() else "Delete the line, or add"
     if inside is not None:
@@ -284,7 +306,7 @@ def _absent(model: type[BaseModel], path: Path, document: Document) -> str:
     )
 
 
-def _help(model: type[BaseModel], path: Path) -> str:
+def _help(model: type[BaseModel], path: Path, document: Document) -> str:
     """What the field is for, as a remedy."""
     if not path:
         return f"Start with these fields: {', '.join(model.model_fields)}."
@@ -294,4 +316,6 @@ def _help(model: type[BaseModel], path: Path) -> str:
     field = owner.model_fields.get(str(path[-1])) if owner else None
     if field is None or field.description is None:
         return "Correct it."
-    return f"Correct it; {path[-1]}: {' '.join(field.description.split())}"
+    line = sample(model, path, document.format)
+    example = f" Such as: {line}" if line else ""
+    return f"Correct it; {path[-1]}: {' '.join(field.description.split())}{example}"

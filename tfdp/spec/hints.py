@@ -62,6 +62,8 @@ def json_fix(text: str, error: json.JSONDecodeError) -> str:
         return f"Is a quote not closed, perhaps on line {line}? A text has a quote at its beginning and at its end."
     if not after:
         return "The file ends too early: is a bracket not closed?"
+    if after.startswith(("//", "/*", "#")):
+        return "Delete it: JSON has no comments, but YAML has (# in a file named .yaml)."
     if before.endswith(",") and after[:1] in ("}", "]"):
         return f"Delete the comma before {after[0]}"
     if error.msg == "Extra data":

@@ -55,6 +55,9 @@ _ALIASES: dict[str, tuple[str, ...]] = {
     "version": ("schema_version",),
     "random": ("rng",),
     "max_epsilon": ("epsilon_cap",),
+    "cap": ("epsilon_cap",),
+    "groups": ("group_field",),
+    "group_by": ("group_field",),
     "waiver": ("waivers",),
 }
 # The same, for words that mean something else in each section.

@@ -7,6 +7,7 @@ import re
 
 _INDENT = "Is this line, or the one before it, indented like its neighbours? Quote a text that has a colon in it."
 _BRACKET = "Is a bracket not closed, or a comma missing between two entries?"
+_DASH = "Write a dash before it, or delete the dash above it: either a list or fields."
 _BEHIND = "Quote the whole value, or delete what stands behind it."
 _WORD = "Quote the text: anchors (&) and aliases (*) are not read."
 _TAG = "Delete the tag (!), or quote the text."
@@ -33,7 +34,7 @@ _YAML: tuple[tuple[str, str, str], ...] = (
     (r"'<document start>'|document end marker", "more behind the end of the spec", "Delete what stands there."),
     (r"<block end>.*'<block|<block end>.*'<document", "a line that is indented like none above it", _INDENT),
     (r"<block end>.*'-'", "an entry of a list (-) where a field is expected", _INDENT),
-    (r"<block end>.*'\?'", "a field where an entry of a list (-) is expected", _INDENT),
+    (r"<block end>.*'\?'", "a field where an entry of a list (-) is expected", _DASH),
     (r"<block end>", "more behind a value that has ended", _BEHIND),
     (r"mapping values", "a colon where none can stand", _INDENT),
     (r"could not find expected ':'", "a line without a colon", _INDENT),
@@ -77,6 +78,8 @@ def yaml_problem(said: str) -> tuple[str, str]:
 def json_problem(text: str, error: json.JSONDecodeError) -> str:
     """The same for JSON."""
     before, after = text[: error.pos].rstrip(), text[error.pos :].lstrip()
+    if after.startswith(("//", "/*", "#")):
+        return "a comment"
     if before.endswith(",") and after[:1] in ("}", "]") and after:
         return f"a comma before {after[0]}"
     return next((words for pattern, words in _JSON if re.search(pattern, error.msg)), "a syntax error")
