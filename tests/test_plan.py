@@ -176,16 +176,6 @@ def test_probability_and_steps_given_directly():
     assert (plan.steps_per_epoch, plan.epochs, plan.microbatch_size) == (10, 3, None)
 
 
-@pytest.mark.parametrize("method", ["group_privacy", "user_wise_dp_sgd"])
-def test_units_of_several_records_are_refused_until_they_are_built(method):
-    unit = {"kind": "user", "description": "one author", "id_field": "author", "method": method}
-    many = {**unit, "max_records_per_unit": 5}
-    with pytest.raises(PlanError, match=r"max_records_per_unit: 1\. Received: 5 for a user unit by " + method):
-        make_plan(spec_with(claim__privacy_unit=many, mechanism__noise_multiplier=None, data__num_records=120000))
-    one = {**unit, "max_records_per_unit": 1}
-    assert make_plan(spec_with(claim__privacy_unit=one)).records_per_unit == 1
-
-
 def test_rdp_plan():
     plan = make_plan(spec_with(accountant__name="rdp", claim__epsilon=1.3))
     assert plan.epsilon(3515) == pytest.approx(1.28114, abs=1e-5)
@@ -237,7 +227,6 @@ def test_same_spec_same_digest(plan):
         ("target_epsilon", 1.3),
         ("delta", 2e-5),
         ("microbatch_size", 8),
-        ("records_per_unit", 2),
         ("rng", "prng"),
         ("seed", 7),
     ],

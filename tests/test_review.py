@@ -127,6 +127,9 @@ class TestUnit:
             ({"kind": "example", "max_records_per_unit": 2}, True),
             ({"kind": "example", "max_records_per_unit": 2, "method": "group_privacy"}, True),
             ({"kind": "sequence", "sequence_length": 8, "method": "user_wise_dp_sgd"}, True),
+            (USER | {"method": "user_wise_dp_sgd", "selection": "random_chunk"}, False),
+            (USER | {"method": "group_privacy", "selection": "random_chunk"}, True),
+            (USER | {"max_records_per_unit": 1, "selection": "random_chunk"}, True),
         ],
     )
     def test_ps009_a_native_unit_is_one_record(self, unit, refused):

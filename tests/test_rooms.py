@@ -23,6 +23,7 @@ _FLOORS = {
     "review": 3,
     "plan": 4,
     "ledger": 4,
+    "data": 4,
     "models": 4,
     "inspection": 5,
     "optimizer": 5,

@@ -21,7 +21,6 @@ from tfdp.workflow import (
     TextRecords,
     build_model,
     encode_texts,
-    one_record_per_unit,
     plan_for,
     private_fit,
     read_text_records,
@@ -133,12 +132,23 @@ def test_faults_name_the_line_and_never_what_stands_there(tmp_path, name, conten
     assert caught.value.__cause__ is None
 
 
-@pytest.mark.parametrize("value", ['""', "null", "true", "1.5", '["zebra-4711"]'])
+@pytest.mark.parametrize("value", ["true", "1.5", '["zebra-4711"]'])
 def test_a_record_without_a_unit_is_refused(tmp_path, value):
     path = _write(tmp_path / "a.jsonl", f'{{"text": "ok", "id": {value}}}\n')
     with pytest.raises(DataError, match="line 1: expected an id in 'id'") as caught:
         read_text_records(path, id_field="id")
     assert _SECRET not in str(caught.value)
+
+
+def test_records_without_an_id_are_counted_or_left_out(tmp_path):
+    lines = ['{"text": "a", "id": 7}', '{"text": "b"}', '{"text": "c", "id": null}', '{"text": "d", "id": " "}']
+    path = _write(tmp_path / "a.jsonl", "\n".join(lines))
+    with pytest.raises(DataError, match=r"line 2: expected an id in 'id' of every record. Received: 3 records without"):
+        read_text_records(path, id_field="id")
+    records = read_text_records(path, id_field="id", drop_missing=True)
+    assert (records.texts, records.unit_ids, records.num_missing) == (("a",), ("7",), 3)
+    with pytest.raises(DataError, match="one column 'id' in the header"):
+        read_text_records(_write(tmp_path / "a.csv", "text,name\na,b\n"), id_field="id", drop_missing=True)
 
 
 def test_unreadable_files_are_data_errors(tmp_path):
@@ -154,42 +164,6 @@ def test_unreadable_files_are_data_errors(tmp_path):
 
 
 # Units.
-
-_MANY = TextRecords(("bb", "a", "cccc", "dd", "ee"), ("u", "u", "v", "u", "w"))
-
-
-def test_one_record_of_each_unit_stays():
-    assert one_record_per_unit(_MANY, "longest").texts[1:] == ("cccc", "ee")
-    assert one_record_per_unit(_MANY, "longest").texts[0] in ("bb", "dd")
-    assert one_record_per_unit(_MANY, "shortest").texts == ("a", "cccc", "ee")
-    assert one_record_per_unit(_MANY, "shortest").unit_ids == ("u", "v", "w")
-    alone = TextRecords(("a", "a"))
-    assert one_record_per_unit(alone, "longest") is alone
-
-
-@pytest.mark.parametrize("selection", ["longest", "shortest", "random"])
-def test_what_stays_of_a_unit_depends_on_its_own_records_alone(selection):
-    whole = one_record_per_unit(_MANY, selection)
-    kept = dict(zip(whole.unit_ids, whole.texts, strict=True))
-    backwards = one_record_per_unit(_MANY.take([4, 3, 2, 1, 0]), selection)
-    assert dict(zip(backwards.unit_ids, backwards.texts, strict=True)) == kept
-    without = one_record_per_unit(_MANY.take([0, 1, 3, 4]), selection)
-    assert dict(zip(without.unit_ids, without.texts, strict=True)) == {k: v for k, v in kept.items() if k != "v"}
-
-
-def test_random_selection_takes_any_record():
-    ids = tuple(f"u{index // 3}" for index in range(3000))
-    chosen = one_record_per_unit(TextRecords(tuple(f"{index % 3}" for index in range(3000)), ids), "random")
-    counts = np.array([chosen.texts.count(text) for text in "012"])
-    # Binomial(1000, 1/3) has standard deviation 15: six of them, false alarm below 1e-8 (and the digests are fixed).
-    assert np.all(np.abs(counts - 1000 / 3) < 90)
-
-
-def test_several_records_of_a_unit_need_a_selection():
-    with pytest.raises(DataError, match=r"Received: 1 of 3 ids with several records, 3 in all, at most 3. Merge"):
-        one_record_per_unit(_MANY)
-    with pytest.raises(DataError, match="highest_perplexity"):
-        one_record_per_unit(_MANY, "highest_perplexity")
 
 
 def test_held_out_units_are_chosen_one_by_one():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from tfdp import errors
+    from tfdp import data, errors
     from tfdp.callback import PrivacyCallback
     from tfdp.card import check_card, export
     from tfdp.gradients import clipped_gradients
@@ -41,6 +41,7 @@ _HOMES: dict[str, str | None] = {
     "check_card": "tfdp.card",
     "Ledger": "tfdp.ledger",
     "read_ledger": "tfdp.ledger",
+    "data": None,
     "errors": None,
 }
 
@@ -60,6 +61,7 @@ __all__ = [
     "check_card",
     "Ledger",
     "read_ledger",
+    "data",
     "errors",
     "__version__",
 ]

@@ -30,10 +30,11 @@ from tfdp.budget import register
 from tfdp.errors import BudgetExhaustedError, LedgerError, MisuseError
 from tfdp.files import sha256_arrays
 from tfdp.gradients import sums_function
-from tfdp.ledger import Ledger
+from tfdp.ledger import Ledger, read_ledger
 from tfdp.noise import GaussianNoise
 from tfdp.plan import Plan
 from tfdp.resume import ResumableRun, after_the_step
+from tfdp.sampling.partition import check_remembered_units, remember_units
 from tfdp.training import PrivateTrainStep
 
 # A fit that ended by an exception told no callback. Whoever comes next, for the same model or the same ledger, ends it.
@@ -131,6 +132,7 @@ class PrivacyCallback(keras.callbacks.Callback):
             method=self._method,
             hybrid=self._hybrid,
             jit_compile=self._jit_compile,
+            check_units=self._check_units,
         )
         self._jit_compile_before, model.jit_compile = model.jit_compile, False
         object.__setattr__(model, "train_step", self._train_step)  # past Keras's tracking of attributes
@@ -289,6 +291,14 @@ class PrivacyCallback(keras.callbacks.Callback):
             self._tell(told)
         if not self._resumable.over:
             self._check_budget()
+
+    def _check_units(self, partition: bytes) -> None:
+        """Whether the records belong to the units that the earlier fits on this ledger saw."""
+        if read_ledger(self.ledger_path).of_kind("units"):
+            check_remembered_units(self.ledger_path, partition)
+        elif self._ledger is not None:
+            remember_units(self.ledger_path, partition)
+            self._ledger.append("units")
 
     def _save(self, when: Callable[..., Any], **options: Any) -> Any:
         try:

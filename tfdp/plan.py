@@ -21,6 +21,7 @@ from tfdp.files import sha256_text
 from tfdp.findings import errors
 from tfdp.review import RELATIVE_SLACK, review
 from tfdp.spec import PrivacySpec
+from tfdp.spec.fields import PrivacyUnit
 from tfdp.spec.numbers import rounded_up, shown
 
 _CURVE_POINTS = 40
@@ -31,16 +32,20 @@ class Plan:
     """What one training run is allowed to do; made by `make_plan`, never by hand.
 
     Attributes:
-        num_units: N, the units that are sampled from.
-        sampling_probability: q, the chance of each unit to join each batch.
-        expected_batch_size: q * N, the public constant that every noisy sum is divided by.
+        num_units: N, the privacy units; they are what is sampled, except under group privacy.
+        num_records: under group privacy, the public number of records that q was computed from; else None. How many
+            records there really are changes with every unit and enters nothing.
+        sampling_probability: q, the chance of each unit (or record, under group privacy) to join each batch.
+        expected_batch_size: q * N (or q * num_records), the public constant that every noisy sum is divided by.
         truncated_batch_size: the largest batch, with scheme truncated_poisson only.
         steps: noisy updates in all; `steps_per_epoch` and `epochs` cut them for `fit` (the last epoch may be shorter).
         clip_norm: C; one unit moves the sum of gradients by at most this much.
         noise_multiplier: sigma; the noise has standard deviation `noise_stddev` = sigma * C.
         target_epsilon: the claim, which `epsilon(steps)` does not exceed.
         microbatch_size: units per forward pass, None for the caller's choice; no effect on privacy.
-        records_per_unit: records that are clipped together as one unit.
+        records_per_unit: the most records that are averaged and clipped together as one unit.
+        group_size: the most records of one unit that are sampled and clipped on their own (group privacy); the event
+            covers all of them at once. At most one of the two is above 1.
         seed: reproducible draws for tests, None for the operating system's entropy.
         step_event: what one step is, in the words of dp-accounting.
 
@@ -51,6 +56,7 @@ class Plan:
     spec: PrivacySpec
     spec_digest: str
     num_units: int
+    num_records: int | None
     sampling_probability: float
     expected_batch_size: float
     scheme: str
@@ -66,6 +72,7 @@ class Plan:
     delta: float
     microbatch_size: int | None
     records_per_unit: int
+    group_size: int
     rng: str
     seed: int | None
     step_event: dp_accounting.DpEvent
@@ -76,22 +83,40 @@ class Plan:
             scheme=self.scheme,
             sampling_probability=self.sampling_probability,
             noise_multiplier=self.noise_multiplier,
-            num_units=self.num_units,
+            num_units=self.population,
             truncated_batch_size=self.truncated_batch_size,
+            records_per_unit=self.group_size,
         )
         if described != self.step_event:
             raise PlanError(
                 f"Expected the step_event that the fields of the plan describe, {described}. "
                 f"Received: {self.step_event}. Make a new plan with make_plan instead of changing one."
             )
-        if not math.isclose(self.expected_batch_size, self.sampling_probability * self.num_units, rel_tol=1e-9):
+        if not math.isclose(self.expected_batch_size, self.sampling_probability * self.population, rel_tol=1e-9):
             raise PlanError(
-                "Expected expected_batch_size to be sampling_probability * num_units = "
-                f"{shown(self.sampling_probability * self.num_units)}. "
+                "Expected expected_batch_size to be sampling_probability * "
+                f"{'num_units' if self.num_records is None else 'num_records'} = "
+                f"{shown(self.sampling_probability * self.population)}. "
                 f"Received: {shown(self.expected_batch_size)}. Make a new plan with make_plan instead of changing one."
+            )
+        together, apart = _records_of_a_unit(self.spec)
+        if (self.records_per_unit, self.group_size) != (together, apart):
+            raise PlanError(
+                f"Expected records_per_unit={together} and group_size={apart}, as the privacy unit of the spec says. "
+                f"Received: {self.records_per_unit} and {self.group_size}. Make a new plan with make_plan."
             )
         if self.spec_digest != self.spec.digest:
             raise PlanError("Expected spec_digest to be the digest of spec. Received another one. Use make_plan.")
+
+    @property
+    def population(self) -> int:
+        """What the sampler draws from: the units, or the records under group privacy."""
+        return self.num_units if self.num_records is None else self.num_records
+
+    @property
+    def privacy_unit(self) -> PrivacyUnit:
+        """The unit of the claim."""
+        return self.spec.claim.privacy_unit
 
     @property
     def noise_stddev(self) -> float:
@@ -188,19 +213,18 @@ def make_plan(spec: PrivacySpec, num_units: int | None = None, *, seed: int | No
         count = "1 error" if len(blocking) == 1 else f"{len(blocking)} errors"
         lines = "\n  ".join(str(finding) for finding in blocking)
         raise PlanError(f"Expected a spec that passes review. Received one with {count}:\n  {lines}", blocking)
-    _check_unit(spec)
-
     schedule, claim, mechanism = spec.schedule, spec.claim, spec.mechanism
     sampler: dict[str, Any] = {
         "scheme": spec.sampling.scheme,
         "sampling_probability": schedule.sampling_probability,
-        "num_units": spec.data.num_units,
         "truncated_batch_size": spec.sampling.truncated_batch_size,
     }
+    records_per_unit, group_size = _records_of_a_unit(spec)
+    sampled = {**sampler, "num_units": schedule.population, "records_per_unit": group_size}
     sigma = mechanism.noise_multiplier
     if sigma is None:
         sigma = accounting.calibrate_noise_multiplier(
-            **sampler,
+            **sampled,
             target_epsilon=claim.epsilon,
             delta=claim.delta,
             steps=schedule.steps,
@@ -210,6 +234,8 @@ def make_plan(spec: PrivacySpec, num_units: int | None = None, *, seed: int | No
     steps_per_epoch = min(schedule.steps, max(1, round(1 / schedule.sampling_probability)))
     plan = Plan(
         **sampler,
+        num_units=spec.data.num_units,
+        num_records=spec.data.num_records if group_size > 1 else None,
         spec=spec,
         spec_digest=spec.digest,
         expected_batch_size=schedule.expected_batch_size,
@@ -223,10 +249,11 @@ def make_plan(spec: PrivacySpec, num_units: int | None = None, *, seed: int | No
         target_epsilon=claim.epsilon,
         delta=claim.delta,
         microbatch_size=spec.sampling.microbatch_size,
-        records_per_unit=1,
+        records_per_unit=records_per_unit,
+        group_size=group_size,
         rng=mechanism.rng,
         seed=seed,
-        step_event=accounting.step_event(**sampler, noise_multiplier=sigma),
+        step_event=accounting.step_event(**sampled, noise_multiplier=sigma),
     )
     certified = plan.epsilon(plan.steps)
     if not certified <= claim.epsilon * (1 + RELATIVE_SLACK):
@@ -259,14 +286,8 @@ def _check_seed(spec: PrivacySpec, seed: int | None) -> None:
         )
 
 
-def _check_unit(spec: PrivacySpec) -> None:
-    """Refuses what is accounted for but not built: a unit of several records."""
+def _records_of_a_unit(spec: PrivacySpec) -> tuple[int, int]:
+    """Records of a unit that are clipped together, and that are clipped on their own."""
     unit = spec.claim.privacy_unit
-    if spec.claim.trust_model != "central":
-        raise PlanError(f"Expected trust_model central. Received: {spec.claim.trust_model}.")
-    if (unit.max_records_per_unit or 1) != 1:
-        raise PlanError(
-            f"Expected max_records_per_unit: 1. Received: {unit.max_records_per_unit} for a {unit.kind} unit by "
-            f"{unit.method}. Training does not yet bound the records of a unit to more than one: keep or merge to one "
-            "record per unit. `tfdp account --records-per-unit` gives the epsilon of group privacy."
-        )
+    most = unit.max_records_per_unit or 1
+    return (most, 1) if unit.method == "user_wise_dp_sgd" else (1, most) if unit.method == "group_privacy" else (1, 1)

@@ -15,6 +15,7 @@ empty batch runs the loop zero times and gets its noise like any other.
 | its batch was drawn for this plan             | in every run, in Python, before all else   |
 | this process drew it, and has not used it yet | in every run, in Python, before all else   |
 | it holds each drawn unit once                 | in every run, in Python, before all else   |
+| its units are those of earlier fits           | when they change, in Python                |
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp import keras_private
-from tfdp.errors import MisuseError, UnsupportedLayerError
+from tfdp.errors import MisuseError, TfdpError, UnsupportedLayerError
 from tfdp.gradients import sums_function
 from tfdp.models import cross_unit_fault
 from tfdp.noise import GaussianNoise
@@ -43,7 +44,17 @@ class PrivateTrainStep:
         traces: how often the step was traced.
     """
 
-    def __init__(self, model: Any, plan: Plan, noise: GaussianNoise, *, method: str, hybrid: bool, jit_compile: bool):
+    def __init__(
+        self,
+        model: Any,
+        plan: Plan,
+        noise: GaussianNoise,
+        *,
+        method: str,
+        hybrid: bool,
+        jit_compile: bool,
+        check_units: Callable[[bytes], None],
+    ):
         self._model = model
         self._plan = plan
         self._noise = noise
@@ -51,7 +62,9 @@ class PrivateTrainStep:
         self._jit_compile = jit_compile
         self._ticket: int | None = None
         self._microbatch: Callable[..., Any] | None = None
-        self.refusal: MisuseError | None = None
+        self._check_units = check_units
+        self._partition = b""
+        self.refusal: TfdpError | None = None
         self.traces = 0
 
     def admit(self, step: int) -> None:
@@ -100,12 +113,14 @@ class PrivateTrainStep:
             )
         self.traces += not tf.executing_eagerly()
         x, y, sample_weight, unit_weight = data["x"], data.get("y"), data.get("sample_weight"), data["unit_weight"]
+        record_weight = data.get("record_weight")
         variables = model.trainable_variables
 
         def body(index: Any, sums: list[Any]) -> tuple[Any, list[Any]]:
             part = _map(lambda leaf: self._records(leaf[index]), (x, y, sample_weight))
-            added, losses, y_pred = microbatch(*part, unit_weight[index])
-            self._update_metrics(part, losses, y_pred, unit_weight[index])
+            weights = unit_weight[index], None if record_weight is None else record_weight[index]
+            added, losses, y_pred = microbatch(*part, *weights)
+            self._update_metrics(part, losses, y_pred, *weights)
             return index + 1, [one + other for one, other in zip(sums, added, strict=True)]
 
         mark = data["tfdp"]
@@ -148,13 +163,16 @@ class PrivateTrainStep:
                 )
             if issued.token != expected:
                 raise self._of_another_plan()
+            if issued.partition != self._partition:
+                self._check_units(issued.partition)
+                self._partition = issued.partition
             if not self._is_as_drawn(issued, unit_weight, extents):
                 raise MisuseError(
                     "Expected a batch as it was drawn, every unit once and with weight 1. Received: one whose units "
                     "were repeated, dropped or weighted since. Prepare the records before poisson_batches, and pass "
                     "the result of poisson_batches as it is."
                 )
-        except MisuseError as error:
+        except TfdpError as error:
             self.refusal = error
             raise
         return np.int64(step)
@@ -191,21 +209,27 @@ class PrivateTrainStep:
         return tf.TensorSpec([leaf.shape[1] * self._plan.records_per_unit, *record.shape], leaf.dtype)
 
     def _compiled_microbatch(self, keep_predictions: bool) -> Callable[..., Any]:
-        def microbatch(x: Any, y: Any, sample_weight: Any, unit_weight: Any) -> Any:
-            sums, _, losses, y_pred = self._sums(self._model, x, y, sample_weight, unit_weight, self._plan.clip_norm)
+        def microbatch(x: Any, y: Any, sample_weight: Any, unit_weight: Any, record_weight: Any) -> Any:
+            sums, _, losses, y_pred = self._sums(
+                self._model, x, y, sample_weight, unit_weight, self._plan.clip_norm, record_weight
+            )
             return sums, losses, y_pred if keep_predictions else None
 
         return tf.function(microbatch, autograph=False, jit_compile=self._jit_compile)
 
-    def _update_metrics(self, part: Any, losses: Any, y_pred: Any, unit_weight: Any) -> None:
+    def _update_metrics(self, part: Any, losses: Any, y_pred: Any, unit_weight: Any, record_weight: Any) -> None:
         """Exact values on private data, as in any fit; the card says that they are not covered."""
         penalty = _penalty(self._model.trainable_variables)
         for metric in self._model.metrics:
             if metric.name == "loss":
                 metric.update_state(losses if penalty is None else losses + penalty, sample_weight=unit_weight)
         if y_pred is not None:
-            present = tf.cast(tf.reduce_sum(unit_weight), tf.int32) * self._plan.records_per_unit  # padding is last
-            x, y, sample_weight, y_pred = _map(lambda leaf: leaf[:present], (*part, y_pred))
+            if record_weight is None:
+                present = tf.cast(tf.reduce_sum(unit_weight), tf.int32)  # padding is last
+                x, y, sample_weight, y_pred = _map(lambda leaf: leaf[:present], (*part, y_pred))
+            else:
+                used = tf.reshape(unit_weight[:, None] * record_weight > 0, [-1])
+                x, y, sample_weight, y_pred = _map(lambda leaf: tf.boolean_mask(leaf, used), (*part, y_pred))
             self._model.compute_metrics(x, y, y_pred, sample_weight)
 
 

@@ -148,10 +148,9 @@ def test_the_same_call_goes_on_where_an_interrupted_one_was_saved(run, files, tm
     ("changes", "message"),
     [
         ({"units": 40}, "write num_units: 37"),
-        ({"extra": [{"body": "again", "writer": "w1"}]}, "1 of 40 ids with several records"),
+        ({"extra": [{"body": "again", "writer": "w1"}]}, "1 of 37 units with more, at most 2"),
         ({"extra": [{"body": 7, "writer": "w99"}]}, "line 41: expected text in 'body'"),
-        ({"extra": [{"body": "anonymous"}]}, "line 41: expected the field 'writer'"),
-        ({"selection": ", selection: random_chunk"}, "random_chunk"),
+        ({"extra": [{"body": "a"}, {"body": "b", "writer": " "}]}, "an id in 'writer' of every record. Received: 2"),
     ],
 )
 def test_data_that_do_not_fit_the_spec_are_refused(run, files, tmp_path, changes, message):
@@ -166,6 +165,57 @@ def test_a_selection_in_the_spec_keeps_one_record(run, files, tmp_path):
     code, _, err = run(*files(selection=", selection: longest", extra=extra, units=35), "--model", "gpt2:tiny")
     assert code == 1
     assert "write num_units: 37" in err  # one of w1, and no complaint about it
+
+
+def test_records_without_an_id_can_be_left_out(run, files, tmp_path):
+    extra = [{"body": "a"}, {"body": "b", "writer": ""}]
+    code, _, err = run(*files(extra=extra, units=35), "--model", "gpt2:tiny", "--drop-missing")
+    assert code == 1
+    assert "write num_units: 37" in err
+
+
+@pytest.mark.parametrize(
+    ("method", "selection", "k"), [("group_privacy", "highest_perplexity", 2), ("user_wise_dp_sgd", "random_chunk", 2)]
+)
+def test_mails_are_trained_on_by_sender(run, files, tmp_path, method, selection, k):
+    """Twelve senders with 1 to 4 mails; the card states unit, k and strategy, and stands up to its check."""
+    arguments = [*files(), "--model", "gpt2:tiny", "--lora-rank", "2", "--holdout", "0"]
+    text = _SPEC.format(units=12, noise=1.5 if method == "user_wise_dp_sgd" else 3.0, selection="")
+    unit = f"max_records_per_unit: {k}, method: {method}, selection: {selection}"
+    text = text.replace("max_records_per_unit: 1", unit).replace("num_units: 12", "num_units: 12, num_records: 21")
+    text = text.replace("expected_batch_size: 8", "expected_batch_size: 4").replace("delta: 1e-4", "delta: 1e-2")
+    (tmp_path / "spec.yaml").write_text(text)
+    rows = [{"body": f"mail {mail} of {writer}, and more", "writer": f"w{writer}"} for writer in range(12)
+            for mail in range(1 + writer % 4)]  # fmt: skip
+    (tmp_path / "mails.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, out, err = run(*arguments)
+    assert (code, err) == (0, "")
+    assert f"at most {k} of a user ({selection})" in out
+    record = read_ledger(tmp_path / "run" / "ledger.jsonl")
+    assert record.steps == 4
+    assert (record.plan["records_per_unit"], record.plan["group_size"]) == ((k, 1) if "wise" in method else (1, k))
+    assert not (tmp_path / "run" / "ledger.jsonl.units").exists()  # no later fit can need it
+    card = json.loads((tmp_path / "run" / "MODEL_CARD.json").read_text())
+    assert card["claim"]["status"] == "claimed"
+    assert card["guarantee"]["selection"] == selection
+    assert card["guarantee"]["max_records_per_unit"] == k
+    assert card["guarantee"]["user_level"]["epsilon"]["value"] == pytest.approx(record.epsilon())
+    account = card["accounting"]
+    if method == "group_privacy":
+        assert account["num_records"] == 21
+        one, whole = account["epsilon_of_one_record"]["value"], account["epsilon_with_amplification"]["value"]
+        assert one < whole < account["generic_group_epsilon"]["value"]
+    else:
+        assert account["generic_group_epsilon"] is None
+    with pytest.raises(SystemExit) as caught:
+        main(["card", "check", str(tmp_path / "run")])
+    assert not caught.value.code
+
+
+def test_random_chunks_need_a_method_that_samples_whole_units(run, files, tmp_path):
+    code, out, _ = run(*files(selection=", selection: random_chunk"), "--model", "gpt2:tiny")
+    assert code == 1
+    assert "PS009" in out
 
 
 def test_a_spec_that_does_not_pass_review_trains_nothing(run, files, tmp_path):

@@ -149,6 +149,7 @@ def test_adding_a_unit_moves_the_sum_by_at_most_the_clip_norm(oracle):
         ({"method": "jacobian"}, "bookkeeping"),
         ({"records_per_unit": 2}, "multiple of records_per_unit=2"),
         ({"records_per_unit": 0}, "records_per_unit >= 1"),
+        ({"record_weight": np.ones((2, 2))}, "record_weight of shape"),
         ({"unit_weight": [1.0, 0.0]}, "unit_weight of shape"),
     ],
 )

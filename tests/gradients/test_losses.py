@@ -112,6 +112,29 @@ def test_two_records_share_one_mean(oracle):
     oracle.assert_agrees(oracle.private(model, data, 0.5, records_per_unit=2), reference, 0.5)
 
 
+@pytest.mark.parametrize("loss", ["mean_with_sample_weight", "sum_over_batch_size", "sum"])
+@pytest.mark.parametrize("method", ["bookkeeping", "vectorized"])
+def test_units_of_weighted_records_are_means_over_the_records_in_use(oracle, method, loss):
+    """Against single records: two of three, one of three (its empty slots hold noise of weight 0), none, and 3 to 1."""
+    model, (x, y, weight) = _model(oracle, CrossEntropy(from_logits=True, reduction=loss)), _data("token", 12)
+    record_weight = np.array([[1, 1, 0], [0, 1, 0], [0, 0, 0], [3, 0, 1]], np.float32)
+    weight = np.where(record_weight.reshape(12, 1) > 0, weight, 0.0).astype("float32")
+    used = oracle.reference_of(model, (x, y, np.where(weight.any(1, keepdims=True), weight, 1.0).astype("float32")))
+    gradients, losses = [], []
+    for unit, row in enumerate(record_weight):
+        share = row / max(row.sum(), 1)
+        columns = zip(*used.gradients[3 * unit : 3 * unit + 3], strict=True)
+        gradients.append([sum(s * g for s, g in zip(share, column, strict=True)) for column in columns])
+        losses.append((share * used.losses[3 * unit : 3 * unit + 3]).sum())
+    reference = type(used)(gradients, np.array(losses))
+    clip_norm = float(np.sort(reference.norms)[2])
+    result = oracle.private(
+        model, (x, y, weight), clip_norm, records_per_unit=3, record_weight=record_weight, method=method
+    )
+    oracle.assert_agrees(result, reference, clip_norm)
+    assert result[1][2] == 0
+
+
 @pytest.mark.parametrize("method", ["bookkeeping", "vectorized"])
 def test_weight_regularisers_stay_out(oracle, method):
     options = {"kernel_regularizer": keras.regularizers.L2(50.0), "bias_regularizer": "l1"}

@@ -19,8 +19,12 @@ from scipy import stats
 from tfdp.errors import DataError, MisuseError, PlanError
 from tfdp.sampling import plan_token, poisson_batches
 from tfdp.sampling.batches import take_issued_draw
+from tfdp.spec.fields import PrivacyUnit
 
 FALSE_ALARM = 1e-6
+
+
+EXAMPLE = PrivacyUnit(kind="example", description="one record")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,8 +35,15 @@ class FakePlan:
     truncated_batch_size: int | None = None
     microbatch_size: int | None = 4
     records_per_unit: int = 1
+    group_size: int = 1
+    num_records: int | None = None
+    privacy_unit: PrivacyUnit = EXAMPLE
     digest: str = "0123456789abcdef" * 4
     seed: int | None = None
+
+    @property
+    def expected_batch_size(self) -> float:
+        return (self.num_records or self.num_units) * self.sampling_probability
 
 
 def numbered(count: int):
@@ -129,14 +140,6 @@ class TestElement:
         assert batch["tfdp"]["draw"].dtype == np.int64
         assert plan_token(FakePlan(1, 0.5, digest="f" * 64)) < 2**63
 
-    def test_units_of_several_records(self):
-        x = np.arange(1, 31).reshape(5, 3, 2)
-        plan = FakePlan(5, 1.0, "full_batch", records_per_unit=3)
-        dataset = poisson_batches((x, x[..., 0]), plan)
-        assert dataset.element_spec["x"].shape.as_list() == [None, 4, 3, 2]
-        batch = batches_of(dataset, 1)[0]
-        np.testing.assert_array_equal(batch["x"].reshape(8, 3, 2)[:5], x)
-
     def test_sample_weight_and_bare_tokens(self):
         weighted = (np.ones((4, 2)), np.zeros(4), np.full((4, 2), 0.5))
         assert poisson_batches(weighted, FakePlan(4, 0.5)).element_spec["sample_weight"].shape.as_list() == [None, 4, 2]
@@ -200,7 +203,7 @@ class TestNoReplay:
         plan = FakePlan(60, 0.15)
         for batch in batches_of(poisson_batches(numbered(60), plan), 20):
             number, units = int(batch["tfdp"]["draw"]), len(units_of(batch))
-            assert take_issued_draw(number) == (units, -(-units // 4), 4, plan_token(plan))
+            assert take_issued_draw(number) == (units, -(-units // 4), 4, plan_token(plan), b"")
             assert take_issued_draw(number) is None
 
     def test_iterators_that_are_read_in_turns(self):

@@ -176,24 +176,6 @@ class TestTokens:
         assert taken["x"]["token_ids"].tolist() == [[1, 1]]
         assert taken["sample_weight"].sum() == 0
 
-    def test_units_of_several_records(self):
-        array = np.arange(24).reshape(3, 2, 4)
-        records = as_records(array, records_per_unit=2)
-        assert records.template["y"].shape == (2, 3)
-        assert records.take(indices(1))["y"].tolist() == [[[9, 10, 11], [13, 14, 15]]]
-        listed = as_records(list(array), records_per_unit=2, sequence_length=5)
-        assert listed.take(indices(2))["x"]["token_ids"].tolist() == [[[16, 17, 18, 19, 0], [20, 21, 22, 23, 0]]]
-        columns = as_records((np.zeros((3, 2, 4), np.float32), np.zeros((3, 2))), records_per_unit=2)
-        assert columns.template["y"].shape == (2,)
-
-    @pytest.mark.parametrize(
-        "records",
-        [np.zeros((3, 4, 2)), (np.zeros((3, 2)), np.zeros(3)), [np.zeros((3, 4), int)], Source([(np.zeros(4), 1)])],
-    )
-    def test_units_without_their_axis(self, records):
-        with pytest.raises(DataError, match=r"(first axis of 2 records)|(have 2 records)"):
-            as_records(records, records_per_unit=2)
-
     def test_different_lengths_need_a_public_length(self):
         with pytest.raises(DataError, match="Pass sequence_length"):
             as_records(list(RAGGED))
@@ -259,7 +241,6 @@ def test_refused(records, message):
     [
         ({"sequence_length": 0}, [[1, 2]]),
         ({"pad_value": -1}, [[1, 2]]),
-        ({"records_per_unit": 0}, [[1, 2]]),
         ({"sequence_length": 4}, (np.zeros((3, 2)), np.zeros(3))),
         ({"sequence_length": 4}, [({"a": [1.0]}, 1)]),
         ({}, [[1], [2]]),

@@ -10,6 +10,7 @@ from tfdp.accounting.accountants import (
     best_renyi_order,
     default_grid,
     delta,
+    delta_curve,
     describe_accountant,
     epsilon,
     epsilon_curve,
@@ -21,6 +22,7 @@ from tfdp.accounting.accountants import (
 from tfdp.accounting.calibration import Calibration, calibrate_noise_multiplier
 from tfdp.accounting.composition import Run, Selection, composed_epsilon, selected_epsilon
 from tfdp.accounting.events import SCHEMES, event_from_dict, event_to_dict, step_event
+from tfdp.accounting.groups import generic_group_epsilon
 
 __all__ = [
     "ACCOUNTANTS",
@@ -34,11 +36,13 @@ __all__ = [
     "default_grid",
     "composed_epsilon",
     "delta",
+    "delta_curve",
     "describe_accountant",
     "epsilon",
     "epsilon_curve",
     "event_from_dict",
     "event_to_dict",
+    "generic_group_epsilon",
     "library_version",
     "selected_epsilon",
     "step_event",

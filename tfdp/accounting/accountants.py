@@ -151,21 +151,36 @@ def delta(
     grid: float | None = None,
 ) -> float:
     """Certified delta of `steps` repetitions of `event` at this epsilon; arguments as for `epsilon`."""
-    if not (math.isfinite(epsilon) and epsilon >= 0):
-        raise AccountingError(f"Expected a finite epsilon of at least 0. Received: epsilon={epsilon}.")
+    return delta_curve(event, steps, epsilons=[epsilon], accountant=accountant, adjacency=adjacency, grid=grid)[0]
+
+
+def delta_curve(
+    event: dp_accounting.DpEvent,
+    steps: int,
+    *,
+    epsilons: Sequence[float],
+    accountant: str = "pld",
+    adjacency: str,
+    grid: float | None = None,
+) -> list[float]:
+    """`delta` at many epsilons; the steps are composed once."""
+    wrong = [value for value in epsilons if not (math.isfinite(value) and value >= 0)]
+    if wrong:
+        raise AccountingError(f"Expected a finite epsilon of at least 0. Received: epsilon={wrong[0]}.")
     steps = _check_steps(steps)
     _require_support(event, accountant, adjacency)
     if steps == 0 or _is_free(event):
-        return 0.0
+        return [0.0 for _ in epsilons]
     if _is_unbounded(event):
-        return 1.0
+        return [1.0 for _ in epsilons]
     if accountant == "rdp":
-        return _renyi_divergences(event, adjacency).delta(steps, epsilon)
+        divergences = _renyi_divergences(event, adjacency)
+        return [divergences.delta(steps, value) for value in epsilons]
     if grid is None:
         grid = default_grid(event, steps, adjacency)
     composed = _composed_pld(event, steps, adjacency, grid)
-    value = _guarded(lambda: composed.get_delta_for_epsilon(float(epsilon)), event, grid)
-    return min(1.0, max(0.0, value) + _delta_error(steps))
+    values = _guarded(lambda: [composed.get_delta_for_epsilon(float(value)) for value in epsilons], event, grid)
+    return [min(1.0, max(0.0, value) + _delta_error(steps)) for value in values]
 
 
 def unamplified_epsilon(

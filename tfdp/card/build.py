@@ -140,10 +140,12 @@ def _accounting(record: LedgerRecord) -> Accounting:
         sampler_assumed=words.sampler_of(event),
         sampler_ran=plan["scheme"],
         num_units=plan["num_units"],
+        num_records=plan.get("num_records"),
         sampling_probability=plan["sampling_probability"],
         expected_batch_size=float(plan["expected_batch_size"]),
         truncated_batch_size=plan.get("truncated_batch_size"),
         records_per_unit=plan.get("records_per_unit", 1),
+        group_size=words.sensitivity_of(event),
         noise_multiplier=float(plan["noise_multiplier"]),
         clip_norm=float(plan["clip_norm"]),
         noise_stddev=float(plan["noise_multiplier"]) * float(plan["clip_norm"]),
@@ -152,6 +154,8 @@ def _accounting(record: LedgerRecord) -> Accounting:
         torn_last_line=record.torn or any("torn" in entry for entry in record.of_kind("step")),
         epsilon_with_amplification=Bound.of(epsilon),
         epsilon_without_amplification=Bound.of(_without_amplification(record)),
+        epsilon_of_one_record=_of_one_record(record, group=False),
+        generic_group_epsilon=_of_one_record(record, group=True),
         epsilon_over_steps=tuple(
             StepPoint(step=step, epsilon=Bound.of(value))
             for step, value in [(0, 0.0), *points, (record.steps, epsilon)]
@@ -171,6 +175,23 @@ def _without_amplification(record: LedgerRecord) -> float:
         accountant=plan["accountant"],
         records_per_unit=words.sensitivity_of(record.event),
     )
+
+
+def _of_one_record(record: LedgerRecord, *, group: bool) -> Bound | None:
+    """Under group privacy, epsilon of one record, or what follows from such epsilons for the whole group."""
+    plan, size = record.plan, words.sensitivity_of(record.event)
+    if size == 1:
+        return None
+    event = accounting.step_event(
+        scheme=plan["scheme"],
+        sampling_probability=plan["sampling_probability"],
+        noise_multiplier=plan["noise_multiplier"],
+        num_units=plan.get("num_records") or plan["num_units"],
+    )
+    setting = {"delta": plan["delta"], "accountant": plan["accountant"], "adjacency": plan["adjacency"]}
+    if group:
+        return Bound.of(accounting.generic_group_epsilon(event, record.steps, group_size=size, **setting))
+    return Bound.of(accounting.epsilon(event, record.steps, **setting))
 
 
 def _curve_grid(record: LedgerRecord) -> float | None:
@@ -239,6 +260,7 @@ def _guarantee(spec: PrivacySpec, record: LedgerRecord, realised: Bound, *, clai
         unit_id_field=unit.id_field,
         unit_method=unit.method,
         max_records_per_unit=unit.max_records_per_unit,
+        selection=unit.selection,
         sequence_length=unit.sequence_length,
         user_level=UserLevel(
             possible=possible,

@@ -185,13 +185,16 @@ def compared(record: LedgerRecord, spec: PrivacySpec) -> Iterator[tuple[str, Any
     yield "scheme", spec.sampling.scheme, plan["scheme"]
     yield "truncated_batch_size", spec.sampling.truncated_batch_size, plan.get("truncated_batch_size")
     yield "rng", spec.mechanism.rng, plan.get("rng")
-    user_wise = unit.method == "user_wise_dp_sgd"
-    yield "records_per_unit", (unit.max_records_per_unit or 1) if user_wise else 1, plan.get("records_per_unit", 1)
+    most, together = unit.max_records_per_unit or 1, unit.method == "user_wise_dp_sgd"
+    yield "records_per_unit", most if together else 1, plan.get("records_per_unit", 1)
+    yield "num_units", spec.data.num_units, plan["num_units"]
     try:
         schedule = spec.schedule
     except ValueError:  # a finding of the review already
         return
-    yield "num_units", schedule.population, plan["num_units"]
+    apart = schedule.records_per_unit
+    yield "group_size", apart, plan.get("group_size", 1)
+    yield "num_records", spec.data.num_records if apart > 1 else None, plan.get("num_records")
     yield "sampling_probability", schedule.sampling_probability, plan["sampling_probability"]
     yield "expected_batch_size", schedule.expected_batch_size, plan["expected_batch_size"]
     yield "steps", schedule.steps, plan["steps"]

@@ -108,6 +108,8 @@ class Guarantee(Section):
     unit_id_field: Text | None
     unit_method: str
     max_records_per_unit: Count | None
+    selection: str | None
+    """Which records of a unit stay when it has more."""
     sequence_length: Count | None
     user_level: UserLevel
     membership: tuple[MembershipBound, ...]
@@ -135,11 +137,16 @@ class Accounting(Section):
     sampler_ran: str
     """What the ledger says drew the batches."""
     num_units: Count
+    num_records: Count | None
+    """Under group privacy, the public number of records that the probability was computed from."""
     sampling_probability: Probability
     expected_batch_size: Annotated[float, Field(gt=0)]
     """The public denominator of every update."""
     truncated_batch_size: Count | None
     records_per_unit: Count
+    """The most records that are averaged, and clipped, as one unit."""
+    group_size: Count
+    """The most records of one unit that are clipped singly, and that epsilon covers all at once."""
     noise_multiplier: Annotated[float, Field(ge=0)]
     clip_norm: Annotated[float, Field(gt=0)]
     noise_stddev: Annotated[float, Field(ge=0)]
@@ -150,6 +157,10 @@ class Accounting(Section):
     epsilon_with_amplification: Bound
     epsilon_without_amplification: Bound
     """As if every unit were in every batch, which needs nothing of the sampler."""
+    epsilon_of_one_record: Bound | None
+    """Under group privacy, what one record costs: it protects records, not units."""
+    generic_group_epsilon: Bound | None
+    """Under group privacy, what follows for a unit from the epsilons of one record alone; for comparison."""
     epsilon_over_steps: tuple[StepPoint, ...]
     epsilon_of_delta: tuple[DeltaPoint, ...]
 

@@ -8,6 +8,7 @@ from dp_accounting import dp_event
 
 from tfdp.card.model import Accounting, DataAccess, Exclusion, Term
 from tfdp.spec import PrivacySpec
+from tfdp.spec.fields import PrivacyUnit
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -105,8 +106,8 @@ def user_level(spec: PrivacySpec, *, claimed: bool) -> str:
     unit = spec.claim.privacy_unit
     if unit.kind == "user":
         return (
-            f"The unit is a user: the guarantee holds for everything that one user contributed, "
-            f"at most {unit.max_records_per_unit} records."
+            "The unit is a user: the guarantee holds for everything that one user contributed, "
+            f"at most {unit.max_records_per_unit} records{_taken(unit)}."
         )
     return (
         f"None possible: the unit is one {unit.kind}, and nothing bounds how many of them one person has. "
@@ -114,17 +115,25 @@ def user_level(spec: PrivacySpec, *, claimed: bool) -> str:
     )
 
 
+def _taken(unit: PrivacyUnit) -> str:
+    """How many at a time: chosen anew in every step, more of a user take part in the end."""
+    anew = unit.method == "user_wise_dp_sgd" and unit.selection in ("random", "random_chunk")
+    return " in any step" if anew else ""
+
+
 def contribution_map(spec: PrivacySpec) -> str:
     """How records belong to units, and what bounds them."""
     unit = spec.claim.privacy_unit
-    if unit.method == "native":
+    if unit.kind in ("example", "sequence"):
         return f"One record is one {unit.kind}; records are sampled and clipped on their own."
     owner = f"Records belong to the {unit.kind} named in {_quoted(unit.id_field or 'an unnamed field')}"
     bound = f"at most {unit.max_records_per_unit} each"
-    chosen = f", chosen by {unit.selection.replace('_', ' ')}" if unit.selection else ""
+    chosen = f", chosen: {unit.selection.replace('_', ' ')}" if unit.selection else ""
     how = (
-        f"whole {unit.kind}s are sampled and all their records clipped together"
+        f"whole {unit.kind}s are sampled, and the mean gradient of their records is clipped"
         if unit.method == "user_wise_dp_sgd"
+        else f"one record of each {unit.kind} is sampled and clipped"
+        if (unit.max_records_per_unit or 1) == 1
         else f"records are sampled and clipped singly, and the accounting covers all records of one {unit.kind} at once"
     )
     return f"{owner}, {bound}{chosen}; {how}."

@@ -232,6 +232,7 @@ def _report(
             accountant=run.accountant,
             records_per_unit=run.records_per_unit,
         )
+    one_record, generic = _of_one_record(run, noise_multiplier)
     grid = None
     if run.accountant != "rdp" and noise_multiplier > 0:
         grid = accounting.default_grid(event, run.steps, run.adjacency)
@@ -256,9 +257,23 @@ def _report(
         "library": f"dp-accounting {accounting.library_version()}",
         "grid": grid,
         "unamplified_epsilon": None if unamplified is None else _finite(unamplified),
+        "epsilon_of_one_record": None if one_record is None else _finite(one_record),
+        "generic_group_epsilon": None if generic is None else _finite(generic),
         "step_event": accounting.event_to_dict(event),
         "spec_digest": run.spec_digest,
     }
+
+
+def _of_one_record(run: Run, noise_multiplier: float) -> tuple[float | None, float | None]:
+    """Under group privacy: epsilon of one record, and what the generic bound makes of it for k of them."""
+    from tfdp import accounting
+
+    if run.records_per_unit == 1 or run.delta is None:
+        return None, None
+    event = accounting.step_event(**{**run.sampler, "records_per_unit": 1}, noise_multiplier=noise_multiplier)
+    setting: dict[str, Any] = {"delta": run.delta, "accountant": run.accountant, "adjacency": run.adjacency}
+    generic = accounting.generic_group_epsilon(event, run.steps, group_size=run.records_per_unit, **setting)
+    return accounting.epsilon(event, run.steps, **setting), generic
 
 
 def _finite(value: float) -> float | None:
@@ -298,6 +313,9 @@ def _print(title: str, report: Mapping[str, Any], sentence: str, as_json: bool) 
     }
     if report["unamplified_epsilon"] is None:
         del rows["without amplification"]
+    if report["records_per_unit"] > 1 and report["epsilon_of_one_record"] is not None:
+        rows["one record"] = f"epsilon {_number(report['epsilon_of_one_record'])}: protects records, not units"
+        rows["generic group bound"] = f"epsilon {_number(report['generic_group_epsilon'])} for the unit, for comparison"
     table = Table(title=title, show_header=False, title_justify="left")
     for name, value in rows.items():
         table.add_row(name, value)

@@ -11,6 +11,7 @@ import typer
 if TYPE_CHECKING:
     from tfdp.plan import Plan
     from tfdp.spec import PrivacySpec
+    from tfdp.spec.fields import PrivacyUnit
     from tfdp.workflow import TextRecords, TrainingResult
 
 _EXAMPLE = """Examples:
@@ -43,8 +44,11 @@ def train(
     text_field: Annotated[str, typer.Option(help="Field or column with the text.")] = "text",
     id_field: Annotated[
         str | None,
-        typer.Option(help="Field or column that names the privacy unit; by default the spec's.", show_default=False),
+        typer.Option(help="Field or column with the owner; by default the spec's id_field.", show_default=False),
     ] = None,
+    drop_missing: Annotated[
+        bool, typer.Option("--drop-missing", help="Leave records without an id out instead of refusing them.")
+    ] = False,
     lora_rank: Annotated[
         int | None,
         typer.Option(min=1, help="Train adapters of this rank only; without it, all weights.", show_default=False),
@@ -65,17 +69,19 @@ def train(
 ) -> None:
     """Fine-tune a language model with differential privacy, and write its model card.
 
-    One text is one privacy unit, or the texts with one id are. Reviews the spec first, then trains under it: every step
-    is in the ledger before it runs, and the run stops where the budget ends. How long it trains, with which noise and
-    batches, stands in the spec alone. Exits with 1 when the spec, the data or the run is refused.
+    One text is one privacy unit, or the texts with one id are, as the spec claims: then at most max_records_per_unit of
+    them are used, chosen by its selection and protected by its method. Reviews the spec first, then trains under it:
+    every step is in the ledger before it runs, and the run stops where the budget ends. How long it trains, with which
+    noise and batches, stands in the spec alone. Exits with 1 when the spec, the data or the run is refused.
     """
     from rich.console import Console
 
     from tfdp.cli.startup import quiet_start
     from tfdp.findings import errors
     from tfdp.review import review
+    from tfdp.sampling.claims import claims_whole_unit
     from tfdp.spec import PrivacySpec
-    from tfdp.workflow.records import one_record_per_unit, read_text_records, split_held_out
+    from tfdp.workflow.records import read_text_records, split_held_out
 
     if not learning_rate > 0:
         raise typer.BadParameter(f"Expected --learning-rate above 0. Received: {learning_rate}.")
@@ -86,14 +92,16 @@ def train(
         console.print(str(finding), style="red" if finding.severity == "error" else "yellow", markup=False)
     if errors(findings):
         raise typer.Exit(1)
-    unit = reviewed.claim.privacy_unit
-    records = read_text_records(data, text_field=text_field, id_field=_chosen_id_field(reviewed, id_field))
-    records, held_out = split_held_out(one_record_per_unit(records, unit.selection), holdout)
+    records = read_text_records(
+        data, text_field=text_field, id_field=_chosen_id_field(reviewed, id_field), drop_missing=drop_missing
+    )
+    records, held_out = split_held_out(records, holdout)
 
     with quiet_start():
         from tfdp.workflow import build_model, plan_for, steps_done, train_text_model
 
-    plan = plan_for(reviewed, len(records))
+    whole = claims_whole_unit(reviewed.claim.privacy_unit)
+    plan = plan_for(reviewed, records.num_units if whole else len(records))
     done = steps_done(out, plan)
     _print_plan(console, plan, records, held_out, done)
     with quiet_start():
@@ -143,12 +151,14 @@ def _chosen_id_field(spec: PrivacySpec, given: str | None) -> str | None:
 
 
 def _print_plan(console: Any, plan: Plan, records: TextRecords, held_out: TextRecords, done: int) -> None:
-    unit = plan.spec.claim.privacy_unit
+    unit = plan.privacy_unit
     most = "" if plan.truncated_batch_size is None else f", at most {plan.truncated_batch_size}"
+    sampled = "units" if plan.num_records is None else "records"
     rows = {
         "privacy unit": f"{unit.kind}: {unit.description}",
-        "units": f"{len(records)} to train on, {len(held_out)} held out (not trained on, not covered)",
-        "sampling": f"{plan.scheme}{most}, q = {plan.expected_batch_size:g} / {plan.num_units} = "
+        "units": f"{plan.num_units} to train on, {held_out.num_units} held out (not trained on, not covered)",
+        "records": f"{len(records)}, {_how_bounded(unit)}",
+        "sampling": f"{plan.scheme}{most}, q = {plan.expected_batch_size:g} / {plan.population} {sampled} = "
         f"{plan.sampling_probability:.4g}",
         "steps": f"{plan.steps} in {plan.epochs} epochs of {plan.steps_per_epoch}",
         "noise multiplier": f"{plan.noise_multiplier:g}, clip norm {plan.clip_norm:g}",
@@ -158,6 +168,16 @@ def _print_plan(console: Any, plan: Plan, records: TextRecords, held_out: TextRe
     if done:
         rows["already spent"] = f"{done} steps, epsilon {plan.epsilon(done):.4g}; the run goes on from its checkpoint"
     _print_table(console, "Plan", rows)
+
+
+def _how_bounded(unit: PrivacyUnit) -> str:
+    most = unit.max_records_per_unit or 1
+    if unit.kind in ("example", "sequence"):
+        return "each a unit"
+    chosen = "" if unit.selection is None else f" ({unit.selection})"
+    how = {"group_privacy": "clipped singly and accounted together", "user_wise_dp_sgd": "averaged, then clipped"}
+    of_one = how[unit.method] if unit.method in how and most > 1 else "clipped"
+    return f"at most {most} of a {unit.kind}{chosen}, {of_one}"
 
 
 def _print_result(console: Any, result: TrainingResult) -> None:

@@ -25,14 +25,18 @@ _JSON_LINES = (".jsonl", ".ndjson", ".json")
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 
 
-def read_rows(path: str | os.PathLike[str], fields: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_rows(
+    path: str | os.PathLike[str], fields: Sequence[str], *, optional: Sequence[str] = ()
+) -> Iterator[tuple[int, dict[str, Any]]]:
     """Number of the line and content of every row.
 
     JSON lines (.jsonl, .ndjson, .json) or a table with a header (.csv, .tsv), also gzipped (.gz), in UTF-8.
 
     Args:
         path: the file.
-        fields: fields or columns that every row must have. Rows of a table hold no others.
+        fields: fields or columns that every row must have.
+        optional: fields that a line of JSON may lack, and columns that a table must have all the same. Rows of a table
+            hold no other columns than these two name.
 
     Raises:
         DataError: with the number of the line, and without what stands in it.
@@ -45,6 +49,7 @@ def read_rows(path: str | os.PathLike[str], fields: Sequence[str]) -> Iterator[t
         rows = _json_rows
     elif ending in _SEPARATORS:
         rows = functools.partial(_table_rows, separator=_SEPARATORS[ending])
+        fields = [*fields, *optional]
     else:
         refuse(
             path,
@@ -141,6 +146,11 @@ def text_at(path: str | os.PathLike[str], line: int, field: str, row: dict[str, 
     if not isinstance(value, str):
         refuse(path, line, f"text in {field!r}", _kind(value), "Write a string, or name another field.")
     return value.encode("utf-8", "replace").decode()  # half of a surrogate pair is no text, and no tokenizer takes it
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a field names no unit: absent, null or blank."""
+    return value is None or (isinstance(value, str) and not value.strip())
 
 
 def unit_id_at(path: str | os.PathLike[str], line: int, field: str, row: dict[str, Any]) -> str:

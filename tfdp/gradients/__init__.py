@@ -48,6 +48,7 @@ def clipped_gradients(
     *,
     unit_weight: Any = None,
     records_per_unit: int = 1,
+    record_weight: Any = None,
     method: str = "bookkeeping",
     hybrid: bool = False,
 ) -> tuple[list[Any], Any, Any]:
@@ -59,6 +60,8 @@ def clipped_gradients(
         clip_norm: C, the L2 bound on one unit's gradient; at least 1e-6.
         unit_weight: [units], 1 for a unit and 0 for padding; None for all ones.
         records_per_unit: consecutive records that belong to one unit; its loss is the loss of them together.
+        record_weight: [units, records_per_unit], not negative: the loss of a unit is then the mean of the losses of
+            its records with these weights; 0 for an empty slot.
         method: "bookkeeping", or "vectorized" for TensorFlow Privacy's path.
         hybrid: with book-keeping, form the per-unit gradients of variables without a rule instead of refusing them.
 
@@ -98,7 +101,13 @@ def clipped_gradients(
     weight = tf.ones([units]) if unit_weight is None else tf.convert_to_tensor(unit_weight, tf.float32)
     if weight.shape != (units,):
         raise GradientError(f"Expected unit_weight of shape ({units},). Received: shape {weight.shape}.")
-    sums, norms, losses, _ = clipped_sums(model, x, y, sample_weight, weight, float(clip_norm))
+    if record_weight is not None:
+        record_weight = tf.convert_to_tensor(record_weight, tf.float32)
+        if record_weight.shape != (units, records_per_unit):
+            raise GradientError(
+                f"Expected record_weight of shape ({units}, {records_per_unit}). Received: shape {record_weight.shape}."
+            )
+    sums, norms, losses, _ = clipped_sums(model, x, y, sample_weight, weight, float(clip_norm), record_weight)
     return sums, norms, losses
 
 

@@ -54,6 +54,7 @@ def clipped_sums(
     sample_weight: Any,
     unit_weight: Any,
     clip_norm: float,
+    record_weight: Any = None,
     cuts: taps.Cuts | None = None,
 ) -> tuple[list[Any], Any, Any, Any]:
     """Sum over units of the clipped gradient. See `tfdp.gradients.clipped_gradients`.
@@ -61,6 +62,7 @@ def clipped_sums(
     Args:
         x, y, sample_weight: nested tensors [units * records, ...]; static leading axis.
         unit_weight: [units], 1 or 0.
+        record_weight: [units, records], or None; see `per_unit_losses`.
         cuts: from `hybrid.find_cuts`: where per-unit gradients are formed instead.
 
     Returns:
@@ -73,7 +75,7 @@ def clipped_sums(
         taps.check_batch_axis(model, x, batch_size)
     with taps.record(model, batch_size, cuts) as recording:
         y_pred = model(x, training=True)
-        losses = per_unit_losses(model, y, y_pred, sample_weight, units, batch_size // units)
+        losses = per_unit_losses(model, y, y_pred, sample_weight, units, batch_size // units, record_weight)
         total = tf.reduce_sum(tf.where(unit_weight > 0, losses, 0.0))
     _refuse([v for v in variables if not v.value.trainable], "TensorFlow does not watch: made with trainable=False")
     _refuse(recording.read_outside(variables), "are read outside the call of the layer that holds them")
@@ -90,16 +92,16 @@ def clipped_sums(
 
 
 def hybrid_clipped_sums(
-    model: Any, x: Any, y: Any, sample_weight: Any, unit_weight: Any, clip_norm: float
+    model: Any, x: Any, y: Any, sample_weight: Any, unit_weight: Any, clip_norm: float, record_weight: Any = None
 ) -> tuple[list[Any], Any, Any, Any]:
     """The same, by the vectorized path for the variables of layers without a rule."""
     cuts = hybrid.find_cuts(model, x, tf.nest.flatten(x)[0].shape[0])
-    sums, norms, losses, y_pred = clipped_sums(model, x, y, sample_weight, unit_weight, clip_norm, cuts)
+    sums, norms, losses, y_pred = clipped_sums(model, x, y, sample_weight, unit_weight, clip_norm, record_weight, cuts)
     if cuts:
         sums, norms = tf.cond(
             tf.reduce_all(tf.math.is_finite(norms)),
             lambda: (sums, norms),
-            lambda: vectorized.one_at_a_time(model, (x, y, sample_weight), unit_weight, clip_norm),
+            lambda: vectorized.one_at_a_time(model, (x, y, sample_weight, record_weight), unit_weight, clip_norm),
         )
     return sums, norms, losses, y_pred
 

@@ -17,13 +17,23 @@ from tfdp import keras_private
 from tfdp.errors import LossNotPerUnitError
 
 
-def per_unit_losses(model: Any, y: Any, y_pred: Any, sample_weight: Any, units: int, records_per_unit: int = 1) -> Any:
+def per_unit_losses(
+    model: Any,
+    y: Any,
+    y_pred: Any,
+    sample_weight: Any,
+    units: int,
+    records_per_unit: int = 1,
+    record_weight: Any = None,
+) -> Any:
     """Losses [units] float32, differentiable with respect to `y_pred`.
 
     Args:
         model: compiled model, just called.
         y, sample_weight: nested tensors [units * records_per_unit, ...], or None.
         y_pred: output of the model, [units * records_per_unit, ...].
+        record_weight: [units, records_per_unit], not negative, 0 for an empty slot: the loss of a unit is then the mean
+            of the losses of its records with these weights, 0 where all are 0. None: Keras's loss of them together.
 
     Raises:
         LossNotPerUnitError: the loss is not a scalar on one unit, or cannot be taken on one unit.
@@ -55,7 +65,18 @@ def per_unit_losses(model: Any, y: Any, y_pred: Any, sample_weight: Any, units: 
             keras_private.set_keras_mask(tf.nest.flatten(unit["y_pred"])[0], unit["mask"])
         return tf.cast(compiled_loss(unit["y"], unit["y_pred"], unit.get("sample_weight")), tf.float32)
 
-    by_unit = tf.nest.map_structure(lambda leaf: tf.reshape(leaf, [units, records_per_unit, *leaf.shape[1:]]), parts)
+    together = records_per_unit
+    if record_weight is not None:
+        together = 1
+        if "sample_weight" in parts:  # a mean over token weights that are all 0 has no gradient
+            present = tf.reshape(record_weight > 0, [-1])
+            parts["sample_weight"] = tf.nest.map_structure(
+                lambda leaf: tf.where(
+                    tf.reshape(present, [-1] + [1] * (leaf.shape.rank - 1)), leaf, tf.ones_like(leaf)
+                ),
+                sample_weight,
+            )
+    by_unit = tf.nest.map_structure(lambda leaf: tf.reshape(leaf, [-1, together, *leaf.shape[1:]]), parts)
     try:
         losses = tf.vectorized_map(one_unit, by_unit, fallback_to_while_loop=False)
     except ValueError as error:
@@ -68,7 +89,10 @@ def per_unit_losses(model: Any, y: Any, y_pred: Any, sample_weight: Any, units: 
             f"Expected a loss that is one number for one unit. Received: shape {losses.shape[1:]}. Use a reduction, "
             "such as reduction='sum_over_batch_size'."
         )
-    return losses
+    if record_weight is None:
+        return losses
+    losses = tf.where(record_weight > 0, record_weight * tf.reshape(losses, [units, records_per_unit]), 0.0)
+    return tf.math.divide_no_nan(tf.reduce_sum(losses, 1), tf.reduce_sum(record_weight, 1))
 
 
 def _checked_loss(model: Any) -> Callable[..., Any]:

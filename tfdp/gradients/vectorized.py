@@ -38,10 +38,10 @@ make_vectorized_keras_optimizer_class = _module.make_vectorized_keras_optimizer_
 
 
 def clipped_sums(
-    model: Any, x: Any, y: Any, sample_weight: Any, unit_weight: Any, clip_norm: float
+    model: Any, x: Any, y: Any, sample_weight: Any, unit_weight: Any, clip_norm: float, record_weight: Any = None
 ) -> tuple[list[Any], Any, Any, Any]:
     """Same contract as `tfdp.gradients.bookkeeping.clipped_sums`, by per-unit gradients."""
-    data = (x, y, sample_weight)
+    data = (x, y, sample_weight, record_weight)
     tape, losses, y_pred = _forward(model, data, unit_weight.shape[0])
     variables = [v.value for v in model.trainable_variables]
     jacobians = tape.jacobian(losses, variables, unconnected_gradients=tf.UnconnectedGradients.NONE)
@@ -73,12 +73,13 @@ def _float32(gradient: Any) -> Any:
 
 def _forward(model: Any, data: Any, units: int) -> tuple[tf.GradientTape, Any, Any]:
     """(tape that watches the variables, losses [units], y_pred)."""
-    x, y, sample_weight = data
+    x, y, sample_weight, record_weight = data
+    records = tf.nest.flatten(x)[0].shape[0] // units
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         for variable in model.trainable_variables:
             tape.watch(variable.value)
         y_pred = model(x, training=True)
-        losses = per_unit_losses(model, y, y_pred, sample_weight, units, tf.nest.flatten(x)[0].shape[0] // units)
+        losses = per_unit_losses(model, y, y_pred, sample_weight, units, records, record_weight)
     return tape, losses, y_pred
 
 

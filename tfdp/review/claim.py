@@ -74,6 +74,14 @@ def method_protects_unit(spec: PrivacySpec) -> Iterator[Finding]:
         )
         fix = "Use user_wise_dp_sgd or group_privacy, or max_records_per_unit: 1."
         yield spec.finding("PS009", Severity.ERROR, path, message, fix)
+    if unit.selection == "random_chunk" and unit.method != "user_wise_dp_sgd":
+        message = (
+            "expected method user_wise_dp_sgd with selection random_chunk, which cuts a new span of all records of a "
+            f"unit in every step, received {unit.method}, which samples records."
+        )
+        path = ("claim", "privacy_unit", "selection")
+        fix = "Use user_wise_dp_sgd, or another selection, such as random."
+        yield spec.finding("PS009", Severity.ERROR, path, message, fix)
 
 
 def unit_is_the_person(spec: PrivacySpec) -> Iterator[Finding]:

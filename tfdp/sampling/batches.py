@@ -6,6 +6,7 @@ batch to batch; only their number M does. A logical batch of n units has M = cei
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import math
@@ -17,9 +18,11 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 import numpy as np
 
 from tfdp.errors import DataError, MisuseError, PlanError
-from tfdp.sampling.poisson import PoissonSampler
+from tfdp.sampling.claims import checked_units, claims_whole_unit, records_of_units
+from tfdp.sampling.poisson import PoissonSampler, words_of
 from tfdp.sampling.records import as_records
 from tfdp.sampling.structures import Array, Leaf, Records, leaves, map_leaves, rebuild
+from tfdp.spec.fields import PrivacyUnit
 
 _DEFAULT_MICROBATCH_SIZE = 16
 _PREFETCHED_BATCHES = 2
@@ -39,6 +42,7 @@ class IssuedDraw(NamedTuple):
     microbatches: int
     microbatch_size: int
     token: int
+    partition: bytes = b""  # digest of the ids that made the units; empty where a record is a unit
 
 
 # Draws of this process that no step has used: an entry is taken out by its use. `pop` and item assignment are atomic.
@@ -75,7 +79,15 @@ class SamplingPlan(Protocol):
     @property
     def microbatch_size(self) -> int | None: ...
     @property
+    def expected_batch_size(self) -> float: ...
+    @property
+    def num_records(self) -> int | None: ...
+    @property
     def records_per_unit(self) -> int: ...
+    @property
+    def group_size(self) -> int: ...
+    @property
+    def privacy_unit(self) -> PrivacyUnit: ...
     @property
     def digest(self) -> str: ...
     @property
@@ -89,7 +101,7 @@ class PrivateBatch(dict[str, Any]):
     it for the model's inputs by name, or for an array, and is told what is missing.
     """
 
-    _KEYS = frozenset({"x", "y", "sample_weight", "unit_weight", "tfdp"})
+    _KEYS = frozenset({"x", "y", "sample_weight", "record_weight", "unit_weight", "tfdp"})
 
     def __contains__(self, key: object) -> bool:
         if key not in self._KEYS:
@@ -122,8 +134,11 @@ def poisson_batches(
     records: Any,
     plan: SamplingPlan,
     *,
+    unit_ids: Any = None,
+    scores: Any = None,
     sequence_length: int | None = None,
     pad_value: int = 0,
+    separator: int | None = None,
     microbatch_size: int | None = None,
 ) -> Any:
     """Makes the training data of a private `model.fit`.
@@ -131,22 +146,30 @@ def poisson_batches(
     Every iterator over the result draws afresh, from operating-system entropy: a second epoch, a second `fit` or
     another process never sees a draw again. The dataset is infinite: pass `steps_per_epoch=plan.steps_per_epoch`.
 
-    Each element is a `PrivateBatch`, a dictionary. With M microbatches of m units, and R the shape of a record's leaf:
+    Each element is a `PrivateBatch`, a dictionary. With M microbatches of m units, and R the shape of a record's leaf
+    (where k records of a unit are clipped together, [k, *R]):
 
     | key                           | value                                                                      |
     |-------------------------------|----------------------------------------------------------------------------|
     | "x", "y", "sample_weight"     | as the records have them, each leaf [M, m, *R]; absent where they are      |
     | "unit_weight"                 | float32 [M, m]: 1 for a sampled unit, 0 for padding, which comes at the end |
+    | "record_weight"               | float32 [M, m, k]: 1 for a record, 0 for an empty slot of a unit; k > 1    |
     | "tfdp"                        | {"draw": int64, "plan": int64}: number of the draw, token of the plan      |
 
     Args:
-        records: one record per privacy unit; see `tfdp.sampling.records` for what is understood. A
-            `tf.data.Dataset` is read into memory, its elements are the records.
-        plan: the plan; its `num_units` must be the number of records.
+        records: one record per row; see `tfdp.sampling.records` for what is understood. A `tf.data.Dataset` is read
+            into memory, its elements are the records.
+        plan: the plan; its `num_units` must be the number of units.
+        unit_ids: the id of its unit for every record. Needed, and only allowed, where the plan claims a document or
+            a user: records are grouped here, and the limit of records per unit is kept here, by the selection that
+            the spec states.
+        scores: one number per record, by which that selection ranks: perplexities under the public model, or lengths
+            (which are measured where they are not given).
         sequence_length: for bare token records: the length of x and y, public.
         pad_value: for bare token records: the token that fills short ones.
-        microbatch_size: m; by default the plan's, or 16, or less where the expected batch is smaller. It bounds
-            memory and does not change what is computed.
+        separator: for the selection random_chunk: a token to put between two records of a unit.
+        microbatch_size: m, in units; by default the plan's, or 16, or less where the expected batch is smaller or a
+            unit has many records. It bounds memory and does not change what is computed.
 
     Returns:
         A `tf.data.Dataset` that refuses transformations (`map`, `batch`, `shuffle`, `cache`, ...) with `MisuseError`.
@@ -157,18 +180,38 @@ def poisson_batches(
     """
     import tensorflow as tf
 
-    sampler = _make_sampler(plan)
+    # Before the records are read: what is public is checked first.
+    _check_scheme(plan)
     size = _choose_microbatch_size(plan, microbatch_size)
-    if isinstance(records, tf.data.Dataset):
-        records = _read_dataset(records, plan.num_units)
-    source = as_records(
-        records, sequence_length=sequence_length, pad_value=pad_value, records_per_unit=plan.records_per_unit
-    )
-    if len(source) != plan.num_units:
-        raise DataError(
-            f"Expected one record per privacy unit of the plan, {plan.num_units}. Received: {len(source)} records. "
-            "Make the plan for these records, or give each unit one record (a batched dataset is unbatched first)."
+    partition = b""
+    if claims_whole_unit(plan.privacy_unit):
+        units = checked_units(plan, unit_ids)
+        if isinstance(records, tf.data.Dataset):
+            records = _read_dataset(records, len(units.records))
+        source = records_of_units(
+            records,
+            plan,
+            units=units,
+            scores=scores,
+            sequence_length=sequence_length,
+            pad_value=pad_value,
+            separator=separator,
+            words=functools.partial(words_of, plan.seed),
         )
+        partition = units.digest
+    else:
+        _refuse_ids(plan, unit_ids)
+        if isinstance(records, tf.data.Dataset):
+            records = _read_dataset(records, plan.num_units)
+        source = as_records(records, sequence_length=sequence_length, pad_value=pad_value)
+        if len(source) != plan.num_units:
+            raise DataError(
+                f"Expected one record per privacy unit of the plan, {plan.num_units}. Received: {len(source)} records. "
+                "Make the plan for these records, or give each unit one record (a batched dataset is unbatched first)."
+            )
+    sampler = PoissonSampler(
+        len(source), plan.sampling_probability, truncated_batch_size=plan.truncated_batch_size, seed=plan.seed
+    )
 
     template = source.template
     specs: list[Leaf] = leaves(template)
@@ -176,7 +219,7 @@ def poisson_batches(
     token = plan_token(plan)
 
     def draw() -> list[Array]:
-        return _draw_batch(sampler, source, size, token)
+        return _draw_batch(sampler, source, size, token, partition)
 
     @tf.autograph.experimental.do_not_convert
     def element(_: Any) -> dict[str, Any]:
@@ -200,8 +243,8 @@ def poisson_batches(
     return _guard(dataset)
 
 
-def _make_sampler(plan: SamplingPlan) -> PoissonSampler:
-    """The sampler whose law the plan's accountant was told."""
+def _check_scheme(plan: SamplingPlan) -> None:
+    """Whether the sampler has the law that the plan's accountant was told."""
     probability, limit = plan.sampling_probability, plan.truncated_batch_size
     fits = {
         "poisson": limit is None,
@@ -214,15 +257,24 @@ def _make_sampler(plan: SamplingPlan) -> PoissonSampler:
             f"sampling probability 1. Received: scheme={plan.scheme!r}, truncated_batch_size={limit}, "
             f"sampling_probability={probability}. Choose a scheme that the sampler can run."
         )
-    return PoissonSampler(plan.num_units, probability, truncated_batch_size=limit, seed=plan.seed)
+
+
+def _refuse_ids(plan: SamplingPlan, unit_ids: Any) -> None:
+    if unit_ids is not None:
+        raise DataError(
+            f"Expected no unit_ids under a plan whose privacy unit is one {plan.privacy_unit.kind}: it bounds single "
+            "records, and who owns several is protected less. Received: ids. Claim a document or user unit in the "
+            "spec, or leave the ids out."
+        )
 
 
 def _choose_microbatch_size(plan: SamplingPlan, size: int | None) -> int:
     """m, from public numbers alone."""
     size = plan.microbatch_size if size is None else size
     if size is None:
-        expected = math.ceil(plan.num_units * plan.sampling_probability)
-        return min(_DEFAULT_MICROBATCH_SIZE, expected, plan.truncated_batch_size or expected)
+        expected = math.ceil(plan.expected_batch_size)
+        most = max(1, _DEFAULT_MICROBATCH_SIZE // plan.records_per_unit)
+        return min(most, expected, plan.truncated_batch_size or expected)
     if size < 1:
         raise DataError(
             f"Expected a microbatch size of at least 1. Received: microbatch_size={size}. "
@@ -254,7 +306,7 @@ def _read_dataset(dataset: Any, num_units: int) -> list[Any]:
     return items
 
 
-def _draw_batch(sampler: PoissonSampler, source: Records, size: int, token: int) -> list[Array]:
+def _draw_batch(sampler: PoissonSampler, source: Records, size: int, token: int, partition: bytes) -> list[Array]:
     """One logical batch as [number of the draw, unit weights, leaves...], cut into microbatches of `size` units."""
     number = next(_draw_numbers)
     chosen = sampler.draw()
@@ -263,7 +315,7 @@ def _draw_batch(sampler: PoissonSampler, source: Records, size: int, token: int)
     weight[: len(chosen)] = 1.0
     taken = source.take(chosen, rows=count * size)
     cut = map_leaves(lambda value: value.reshape(count, size, *value.shape[1:]), taken)
-    _issued[number] = IssuedDraw(len(chosen), count, size, token)
+    _issued[number] = IssuedDraw(len(chosen), count, size, token, partition)
     return [np.array(number, np.int64), weight.reshape(count, size), *leaves(cut)]
 
 

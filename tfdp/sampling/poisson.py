@@ -112,13 +112,18 @@ class PoissonSampler:
         Returns:
             The indices of the sampled units, int64 [n], increasing, without repetition; n may be 0.
         """
-        words = operating_system_words if self.seed is None else _seeded_words(self.seed)
+        words = words_of(self.seed)
         if self.probability == 1.0:
             chosen = np.arange(self.num_units, dtype=np.int64)
         else:
             chosen = _skip_sample(self.num_units, self.probability, words)
         limit = self.truncated_batch_size
         return chosen if limit is None or len(chosen) <= limit else _random_subset(chosen, limit, words)
+
+
+def words_of(seed: int | None) -> WordSource:
+    """The source of random bits for one draw, or for what is chosen within its units: the operating system's."""
+    return operating_system_words if seed is None else _seeded_words(seed)
 
 
 def _seeded_words(seed: int) -> WordSource:

@@ -19,9 +19,6 @@ tokens but the last, y = all tokens but the first, sample_weight = 1 where y is 
 in length if `sequence_length` (the length of x and y, a public number) is given: longer ones are cut, shorter ones
 padded.
 
-With `records_per_unit` = k > 1 "record" above means privacy unit, and every leaf of a unit starts with an axis of
-length k.
-
 Errors name an index and a leaf, never what a record contains.
 """
 
@@ -38,7 +35,6 @@ from tfdp.sampling.structures import (
     Leaf,
     Records,
     Structure,
-    check_unit_axis,
     kept_dtype,
     map_leaves,
     map_with_path,
@@ -49,21 +45,18 @@ from tfdp.sampling.structures import (
 from tfdp.sampling.tokens import TokenOptions, TokenRecords
 
 
-def as_records(
-    records: Any, *, sequence_length: int | None = None, pad_value: int = 0, records_per_unit: int = 1
-) -> Records:
+def as_records(records: Any, *, sequence_length: int | None = None, pad_value: int = 0) -> Records:
     """Makes `records` readable for the sampler; the module docstring says what may be given.
 
     Args:
-        records: the records, one per privacy unit.
+        records: the records.
         sequence_length: for token records, the length of x and y.
         pad_value: for token records, the token that fills short ones.
-        records_per_unit: k, the length of the first axis of every leaf of a unit where k > 1.
 
     Raises:
         DataError: the records cannot be sampled; the message says what was expected and what to do.
     """
-    options = TokenOptions(sequence_length, pad_value, records_per_unit)
+    options = TokenOptions(sequence_length, pad_value)
     if isinstance(records, tuple):
         return _from_columns(split_parts(records, "records"), options)
     if isinstance(records, dict):
@@ -141,7 +134,6 @@ def _from_columns(parts: dict[str, Structure], options: TokenOptions) -> Records
                 f"Expected {path} to have a record axis first. Received: a scalar. Give one value per record."
             )
         lengths[path] = len(column)
-        check_unit_axis(path, column.shape[1:], options.records_per_unit)
         return Leaf(path, column.shape[1:], kept_dtype(column.dtype))
 
     template = dict(map_with_path(describe, columns))
@@ -167,7 +159,6 @@ def _from_items(source: Any, options: TokenOptions) -> Records:
     options.refuse_sequence_length()
 
     def describe(path: str, leaf: Array) -> Leaf:
-        check_unit_axis(path, leaf.shape, options.records_per_unit)
         return Leaf(path, leaf.shape, leaf.dtype)
 
     template = dict(map_with_path(describe, first))

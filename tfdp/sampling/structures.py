@@ -144,12 +144,3 @@ def read_item(source: Any, index: int) -> dict[str, Structure]:
         return array.astype(kept_dtype(array.dtype), copy=False)
 
     return dict(map_with_path(read, parts))
-
-
-def check_unit_axis(path: str, shape: tuple[int, ...], records_per_unit: int) -> None:
-    """Where a unit is k > 1 records, every leaf of a unit starts with an axis of length k."""
-    if records_per_unit > 1 and shape[:1] != (records_per_unit,):
-        raise DataError(
-            f"Expected {path} of a unit to have a first axis of {records_per_unit} records. Received: shape {shape}. "
-            "Group the records by unit before."
-        )

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tfdp.errors import DataError
-from tfdp.sampling.structures import Array, Indices, Leaf, Structure, check_unit_axis, read_item
+from tfdp.sampling.structures import Array, Indices, Leaf, Structure, read_item
 
 _MAX_TOKEN = 2**31 - 1
 
@@ -20,12 +20,10 @@ class TokenOptions:
     Attributes:
         sequence_length: the length of x and y, a public number; None where all sequences have one length.
         pad_value: the token that fills short sequences.
-        records_per_unit: k; a unit is [tokens] for k = 1 and [k, tokens] otherwise.
     """
 
     sequence_length: int | None = None
     pad_value: int = 0
-    records_per_unit: int = 1
 
     def __post_init__(self) -> None:
         if self.sequence_length is not None and self.sequence_length < 1:
@@ -38,22 +36,12 @@ class TokenOptions:
                 f"Expected a padding token between 0 and 2**31 - 1. Received: pad_value={self.pad_value}. "
                 "Pass the tokenizer's pad_token_id."
             )
-        if self.records_per_unit < 1:
-            raise DataError(
-                f"Expected at least one record per unit. Received: records_per_unit={self.records_per_unit}. "
-                "Use 1 where a unit is one record."
-            )
-
-    @property
-    def unit_shape(self) -> tuple[int, ...]:
-        """The axes of a unit before the token axis."""
-        return () if self.records_per_unit == 1 else (self.records_per_unit,)
 
     def are_tokens(self, leaf: Any, *, axes_before: int = 0) -> bool:
-        """Whether `leaf` is the token array of a unit, or of many with `axes_before` = 1."""
+        """Whether `leaf` is the token array of a record, or of many with `axes_before` = 1."""
         # An empty list has no integer dtype of its own.
         integers = isinstance(leaf, np.ndarray) and (leaf.dtype.kind in "iu" or leaf.size == 0)
-        return integers and leaf.ndim == axes_before + len(self.unit_shape) + 1
+        return integers and leaf.ndim == axes_before + 1
 
     def refuse_sequence_length(self) -> None:
         """Other records than bare tokens have their own shapes: a length would be ignored."""
@@ -72,7 +60,7 @@ class TokenRecords:
     predicted. `sample_weight` is 1 where y is a token of the sequence and 0 where it is padding.
 
     Args:
-        source: an integer array [units, (k,) tokens]; or a list, read and checked now; or a random-access source, read
+        source: an integer array [records, tokens]; or a list, read and checked now; or a random-access source, read
             and checked when a record is drawn.
         options: see `TokenOptions`.
 
@@ -86,42 +74,36 @@ class TokenRecords:
         self._lengths: Indices | None = None
         if isinstance(source, list):
             rows = [self._checked(read_item(source, index), index) for index in range(len(source))]
-            self._lengths = np.array([row.shape[-1] for row in rows], dtype=np.int64)
+            self._lengths = np.array([len(row) for row in rows], dtype=np.int64)
             self._starts = np.cumsum(self._lengths) - self._lengths
-            source = np.concatenate(rows, axis=-1)
+            source = np.concatenate(rows)
             sizes = set(self._lengths.tolist())
         elif isinstance(source, np.ndarray):
-            check_unit_axis("records", source.shape[1:], options.records_per_unit)
             sizes = {source.shape[-1]}
         else:
             sizes = {self._checked(read_item(source, 0), 0).shape[-1]}
         self._source = source
         self._width = self._choose_width(sizes)
-        shape = (*options.unit_shape, self._width - 1)
-        self.template: dict[str, Structure] = {
-            "x": {
-                "token_ids": Leaf("x/token_ids", shape, np.dtype(np.int32)),
-                "padding_mask": Leaf("x/padding_mask", shape, np.dtype(np.bool_)),
-            },
-            "y": Leaf("y", shape, np.dtype(np.int32)),
-            "sample_weight": Leaf("sample_weight", shape, np.dtype(np.float32)),
-        }
+        self.template = token_template((self._width - 1,))
 
     def __len__(self) -> int:
         return self._length
 
+    @property
+    def lengths(self) -> Indices | None:
+        """[records] tokens of each record; None for a source that would have to be read for it."""
+        if self._lengths is None and isinstance(self._source, np.ndarray):
+            return np.full(len(self), self._source.shape[-1], np.int64)
+        return self._lengths
+
     def take(self, indices: Indices, rows: int | None = None) -> dict[str, Structure]:
         """Reads the records at `indices`; see `structures.Records`."""
         count = len(indices) if rows is None else rows
-        tokens = np.full((count, *self._options.unit_shape, self._width), self._options.pad_value, np.int32)
+        tokens = np.full((count, self._width), self._options.pad_value, np.int32)
         real = np.zeros(tokens.shape, np.bool_)
         if len(indices):
             self._read(indices, tokens, real)
-        return {
-            "x": {"token_ids": tokens[..., :-1], "padding_mask": real[..., :-1]},
-            "y": tokens[..., 1:],
-            "sample_weight": real[..., 1:].astype(np.float32),
-        }
+        return token_batch(tokens, real)
 
     def _read(self, indices: Indices, tokens: Array, real: Array) -> None:
         """Writes the sequences into the first rows of `tokens` and marks them in `real`."""
@@ -130,28 +112,27 @@ class TokenRecords:
             column = np.arange(self._width)
             inside = column < self._lengths[indices][:, None]
             place = np.where(inside, self._starts[indices][:, None] + column, 0)
-            mask = inside.reshape(count, *(1 for _ in self._options.unit_shape), self._width)
-            if self._source.shape[-1]:
-                np.copyto(tokens[:count], np.moveaxis(self._source[..., place], -2, 0), where=mask)
-            real[:count] = mask
+            if len(self._source):
+                np.copyto(tokens[:count], self._source[place], where=inside)
+            real[:count] = inside
         elif isinstance(self._source, np.ndarray):
-            taken = self._source[indices, ..., : self._width]
-            too_large = np.flatnonzero(_beyond_int32(taken).reshape(count, -1).any(axis=1))
+            taken = self._source[indices, : self._width]
+            too_large = np.flatnonzero(_beyond_int32(taken).any(axis=1))
             if too_large.size:
                 raise _token_too_large(int(indices[too_large[0]]))
-            tokens[:count, ..., : taken.shape[-1]] = taken
-            real[:count, ..., : taken.shape[-1]] = True
+            tokens[:count, : taken.shape[1]] = taken
+            real[:count, : taken.shape[1]] = True
         else:
             for row, index in enumerate(indices.tolist()):
                 record = self._checked(read_item(self._source, index), index)
-                if self._options.sequence_length is None and record.shape[-1] != self._width:
+                if self._options.sequence_length is None and len(record) != self._width:
                     raise DataError(
                         f"Expected record {index} to have the length of record 0. Received: another length. "
                         "Pass sequence_length=..., a public number: longer records are cut and shorter ones padded."
                     )
-                size = min(record.shape[-1], self._width)
-                tokens[row, ..., :size] = record[..., :size]
-                real[row, ..., :size] = True
+                size = min(len(record), self._width)
+                tokens[row, :size] = record[:size]
+                real[row, :size] = True
 
     def _checked(self, record: dict[str, Structure], index: int) -> Array:
         """The tokens of one record as int32."""
@@ -160,11 +141,6 @@ class TokenRecords:
             raise DataError(
                 f"Expected record {index} to be a sequence of integer tokens like record 0. Received: something else. "
                 "Give every record the same form."
-            )
-        if tokens.shape[:-1] != self._options.unit_shape:
-            raise DataError(
-                f"Expected unit {index} to have {self._options.records_per_unit} records. Received: another number. "
-                "Group the records by unit before."
             )
         if _beyond_int32(tokens).any():
             raise _token_too_large(index)
@@ -185,6 +161,46 @@ class TokenRecords:
                 f"Received: records of length {size}. Leave such records out, or pass sequence_length."
             )
         return size
+
+
+def token_template(shape: tuple[int, ...]) -> dict[str, Structure]:
+    """The template of token records whose x and y have this shape."""
+    return {
+        "x": {
+            "token_ids": Leaf("x/token_ids", shape, np.dtype(np.int32)),
+            "padding_mask": Leaf("x/padding_mask", shape, np.dtype(np.bool_)),
+        },
+        "y": Leaf("y", shape, np.dtype(np.int32)),
+        "sample_weight": Leaf("sample_weight", shape, np.dtype(np.float32)),
+    }
+
+
+def token_batch(tokens: Array, real: Array) -> dict[str, Structure]:
+    """All tokens but the last are read, all but the first are predicted.
+
+    Args:
+        tokens: int32 [..., length + 1].
+        real: bool of the same shape, False for padding.
+    """
+    return {
+        "x": {"token_ids": tokens[..., :-1], "padding_mask": real[..., :-1]},
+        "y": tokens[..., 1:],
+        "sample_weight": real[..., 1:].astype(np.float32),
+    }
+
+
+def checked_tokens(record: Any, index: int) -> Array:
+    """One record of any length as int32; raises DataError where it is no token sequence."""
+    tokens = read_item({index: record}, index)
+    sequence = tokens["x"]
+    if set(tokens) != {"x"} or not TokenOptions().are_tokens(sequence):
+        raise DataError(
+            f"Expected record {index} to be a sequence of integer tokens. Received: something else. "
+            "A random chunk is cut from token sequences: pass every record as one."
+        )
+    if _beyond_int32(sequence).any():
+        raise _token_too_large(index)
+    return np.asarray(sequence.astype(np.int32, copy=False))
 
 
 def _beyond_int32(tokens: Array) -> Array:

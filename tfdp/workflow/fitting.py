@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfdp.plan import Plan
@@ -19,6 +19,7 @@ def private_fit(
     records: Any,
     *,
     ledger: str | os.PathLike[str],
+    batch_options: Mapping[str, Any] | None = None,
     optimizer: Any = "adamw",
     learning_rate: Any = 1e-3,
     loss: Any = None,
@@ -35,8 +36,9 @@ def private_fit(
     Args:
         model: a Keras model whose outputs are logits, or anything for which `loss` is given.
         plan: from `make_plan`.
-        records: as for `poisson_batches`, one record per privacy unit.
+        records: as for `poisson_batches`.
         ledger: path of the ledger; one that is there is continued.
+        batch_options: more arguments of `poisson_batches`: `unit_ids` where the claim is about a document or a user.
         optimizer, learning_rate: as for `dp_optimizer`. `learning_rate` may be a schedule.
         loss: by default sparse categorical cross-entropy of logits, the mean over the tokens of a text.
         weighted_metrics: each is an exact value on private data, in the progress bar and the history.
@@ -52,7 +54,7 @@ def private_fit(
     from tfdp.workflow.progress import RemainingTime
 
     with detached_preprocessor(model):
-        batches = poisson_batches(records, plan)
+        batches = poisson_batches(records, plan, **(batch_options or {}))
         if loss is None:
             # Per token of a text, not per position: what is shown is then comparable between lengths.
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="mean_with_sample_weight")

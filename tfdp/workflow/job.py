@@ -17,10 +17,13 @@ from tfdp.errors import BudgetExhaustedError, DataError, LedgerError, PlanError
 from tfdp.evaluation import Perplexity, perplexity, perplexity_metric
 from tfdp.ledger import read_ledger
 from tfdp.plan import Plan, make_plan
+from tfdp.sampling.claims import checked_units, claims_whole_unit
+from tfdp.sampling.partition import units_file
 from tfdp.spec import PrivacySpec
 from tfdp.workflow.fitting import private_fit
 from tfdp.workflow.language_models import encode_texts
 from tfdp.workflow.records import TextRecords
+from tfdp.workflow.units import records_for
 
 LEDGER = "ledger.jsonl"
 CHECKPOINT = "checkpoint"
@@ -134,14 +137,16 @@ def train_text_model(
     """`train_arrays` on texts, which the model's own preprocessor cuts into tokens.
 
     Args:
-        plan: from `plan_for(spec, len(records))`.
+        plan: from `plan_for(spec, records.num_units)`.
         model: from `build_model`, or any KerasHub causal language model with its preprocessor.
-        records: one text per privacy unit.
+        records: one text per record, with ids where the plan claims a document or a user.
         directory, optimizer, learning_rate, save_freq, details, verbose: see `train_arrays`.
         held_out: texts for the perplexity before and after; not trained on, and not covered by epsilon.
         sequence_length: tokens of a text that are used.
     """
     steps_done(directory, plan)  # before any work is done for nothing
+    if claims_whole_unit(plan.privacy_unit):
+        checked_units(plan, records.unit_ids)
     unit = plan.spec.claim.privacy_unit
     if unit.kind == "sequence" and unit.sequence_length != sequence_length:
         raise DataError(
@@ -149,11 +154,13 @@ def train_text_model(
             "Train on sequences of the length that the spec claims."
         )
     texts = () if held_out is None else held_out.texts
+    arrays, batch_options = records_for(plan, model, records, sequence_length)
     return train_arrays(
         plan,
         model,
-        encode_texts(model, records.texts, sequence_length),
+        arrays,
         directory,
+        batch_options=batch_options,
         held_out=encode_texts(model, texts, sequence_length) if texts else None,
         optimizer=optimizer,
         learning_rate=learning_rate,
@@ -169,6 +176,7 @@ def train_arrays(
     records: Any,
     directory: str | os.PathLike[str],
     *,
+    batch_options: Mapping[str, Any] | None = None,
     held_out: Any = None,
     optimizer: Any = "adamw",
     learning_rate: Any = 1e-3,
@@ -185,9 +193,10 @@ def train_arrays(
     Args:
         plan: from `plan_for`.
         model: a Keras model from token_ids and padding_mask to logits.
-        records: `(x, y, sample_weight)` arrays, one row per privacy unit.
+        records: `(x, y, sample_weight)` arrays, one row per record; or what else `poisson_batches` takes.
         directory: is made where missing; see `steps_done` for what it may hold.
-        held_out: the same kind of arrays, for the perplexity before and after.
+        batch_options: as for `private_fit`.
+        held_out: `(x, y, sample_weight)` arrays, for the perplexity before and after.
         optimizer, learning_rate: as for `dp_optimizer`.
         save_freq: "epoch", or a number of steps between two checkpoints.
         non_private: perplexity of the same training without privacy, for the card.
@@ -208,6 +217,7 @@ def train_arrays(
         plan,
         records,
         ledger=ledger,
+        batch_options=batch_options,
         optimizer=optimizer,
         learning_rate=learning_rate,
         checkpoint=checkpoint,
@@ -220,7 +230,7 @@ def train_arrays(
     metrics = [] if after is None else [perplexity_metric(after, public=before, non_private=non_private)]
     details = dict(details or {})
     own_words = {
-        "limits": _LIMITS.format(length=np.shape(records[1])[1]) if held_out is not None else None,
+        "limits": _LIMITS.format(length=np.shape(held_out[1])[1]) if held_out is not None else None,
         "hardware": f"{os.cpu_count()} processors, {platform.machine()}, {platform.system()}",
     }
     details["timings"] = {"fit": round(seconds, 1), **details.get("timings", {})}
@@ -233,6 +243,8 @@ def train_arrays(
         details={key: value for key, value in {**own_words, **details}.items() if value is not None},
     )
     shutil.rmtree(checkpoint, ignore_errors=True)
+    if read_ledger(ledger).steps >= plan.steps:  # no later fit will ask for it
+        units_file(ledger).unlink(missing_ok=True)
     steps = read_ledger(ledger).steps
     return TrainingResult(
         plan=plan,

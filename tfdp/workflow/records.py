@@ -1,22 +1,19 @@
 """Text records from a file, and which of them are trained on.
 
-Whatever is decided about a unit here (which record stays, whether it is held out) is decided by its own records alone.
-That is what the claim needs: another unit's presence must not change what this one contributes. It is also why
-duplicates are not looked for across units.
+Whatever is decided about a unit here (whether it is held out) is decided by its own records alone. That is what the
+claim needs: another unit's presence must not change what this one contributes. It is also why duplicates are not looked
+for across units.
 """
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import hashlib
 import os
 from collections.abc import Sequence
 
-from tfdp.datasets.rows import read_rows, refuse, text_at, unit_id_at
+from tfdp.datasets.rows import is_missing, read_rows, refuse, text_at, unit_id_at
 from tfdp.errors import DataError
-
-_SELECTIONS = ("longest", "shortest", "random")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,14 +24,21 @@ class TextRecords:
         texts: one text per record.
         unit_ids: the unit of each record; None where every record is a unit of its own.
         num_blank: how many records without text were left out.
+        num_missing: how many records without an id were left out.
     """
 
     texts: tuple[str, ...] = dataclasses.field(repr=False)
     unit_ids: tuple[str, ...] | None = dataclasses.field(default=None, repr=False)
     num_blank: int = 0
+    num_missing: int = 0
 
     def __len__(self) -> int:
         return len(self.texts)
+
+    @property
+    def num_units(self) -> int:
+        """How many units there are."""
+        return len(self) if self.unit_ids is None else len(set(self.unit_ids))
 
     def take(self, indices: Sequence[int]) -> TextRecords:
         """The records at `indices`, in that order."""
@@ -43,7 +47,7 @@ class TextRecords:
 
 
 def read_text_records(
-    path: str | os.PathLike[str], *, text_field: str = "text", id_field: str | None = None
+    path: str | os.PathLike[str], *, text_field: str = "text", id_field: str | None = None, drop_missing: bool = False
 ) -> TextRecords:
     """Reads JSON lines (.jsonl, .ndjson, .json) or a table with a header (.csv, .tsv), also gzipped (.gz), in UTF-8.
 
@@ -54,67 +58,31 @@ def read_text_records(
         path: the file.
         text_field: the field or column with the text.
         id_field: the field or column that names the privacy unit; None where a record is a unit.
+        drop_missing: leave records without an id out instead of refusing them.
 
     Raises:
-        DataError: with the number of the line, and without what stands in it.
+        DataError: with the number of the line, and without what stands in it; records without an id are counted.
     """
-    fields = [text_field] if id_field is None else [text_field, id_field]
     texts: list[str] = []
     ids: list[str] = []
-    blank = 0
-    for line, row in read_rows(path, fields):
+    blank = missing = first = 0
+    for line, row in read_rows(path, [text_field], optional=() if id_field is None else (id_field,)):
         text = text_at(path, line, text_field, row)
         if not text.strip():
             blank += 1
             continue
-        texts.append(text)
         if id_field is not None:
+            if is_missing(row.get(id_field)):
+                missing, first = missing + 1, first or line
+                continue
             ids.append(unit_id_at(path, line, id_field, row))
+        texts.append(text)
+    if missing and not drop_missing:
+        fix = "Fill the ids in, name another field, or leave these records out (--drop-missing, drop_missing=True)."
+        refuse(path, first, f"an id in {id_field!r} of every record", f"{missing} records without one", fix)
     if not texts:
         refuse(path, None, "at least one record with text", f"{blank} without text", "Check the file.")
-    return TextRecords(tuple(texts), tuple(ids) if id_field is not None else None, blank)
-
-
-def one_record_per_unit(records: TextRecords, selection: str | None = None) -> TextRecords:
-    """Keeps one record of every unit, in the order in which units first appear.
-
-    Args:
-        records: with or without ids; without them nothing changes.
-        selection: as in `claim.privacy_unit.selection` of a spec: "longest", "shortest", or "random", which goes by a
-            digest of id and text and is the same in every run. None: units must have one record each.
-
-    Raises:
-        DataError: units with several records and no selection, or one that is not built.
-    """
-    if selection is not None and selection not in _SELECTIONS:
-        raise DataError(
-            f"Expected claim.privacy_unit.selection to be one of {', '.join(_SELECTIONS)}. Received: {selection}. "
-            "Choose one of these, or keep one record per unit in the file yourself."
-        )
-    if records.unit_ids is None:
-        return records
-    members: dict[str, list[int]] = collections.defaultdict(list)
-    for index, unit in enumerate(records.unit_ids):
-        members[unit].append(index)
-    several = [indices for indices in members.values() if len(indices) > 1]
-    if several and selection is None:
-        raise DataError(
-            f"Expected one record per privacy unit (max_records_per_unit is 1). Received: {len(several)} of "
-            f"{len(members)} "
-            f"ids with several records, {sum(map(len, several))} in all, at most {max(map(len, several))}. Merge the "
-            "records "
-            "of a unit into one, or say in the spec which one stays: claim.privacy_unit.selection: longest (or "
-            "shortest, "
-            "random)."
-        )
-
-    def rank(index: int) -> tuple[int, bytes]:
-        assert records.unit_ids is not None
-        text = records.texts[index]
-        digest = _digest(records.unit_ids[index], text)  # a tie must not depend on the order of the file
-        return {"longest": -len(text), "shortest": len(text)}.get(selection or "", 0), digest
-
-    return records.take([min(indices, key=rank) for indices in members.values()])
+    return TextRecords(tuple(texts), tuple(ids) if id_field is not None else None, blank, missing)
 
 
 def split_held_out(records: TextRecords, share: float = 0.1) -> tuple[TextRecords, TextRecords]:

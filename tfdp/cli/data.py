@@ -1,0 +1,74 @@
+"""`tfdp data`: what the records of a file say about privacy units."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+_EXAMPLE = """Examples:
+
+```
+tfdp data report mails.jsonl --id-field sender
+tfdp data report mails.csv.gz --id-field sender --k 2 --k 8 --plot contributions.png \\
+    --write contributions.json
+tfdp validate privacy.yaml --data contributions.json
+```
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    data = typer.Typer(help="Look at private data: exact statistics, which no epsilon covers.", no_args_is_help=True)
+    data.callback()(_group)
+    data.command("report", epilog=_EXAMPLE)(report)
+    app.add_typer(data, name="data")
+
+
+def _group() -> None:
+    """Look at private data: exact statistics, which no epsilon covers."""
+
+
+def report(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Records: .jsonl, .csv or .tsv, also .gz.")],
+    id_field: Annotated[str, typer.Option(metavar="NAME", help="Field or column that names the privacy unit.")],
+    k: Annotated[
+        list[int] | None,
+        typer.Option("--k", min=1, help="A limit of records per unit to look at; several times.", show_default=False),
+    ] = None,
+    drop_missing: Annotated[
+        bool, typer.Option("--drop-missing", help="Leave records without an id out instead of refusing them.")
+    ] = False,
+    plot: Annotated[
+        str | None, typer.Option(metavar="PATH", help="Write a histogram, .png or .svg.", show_default=False)
+    ] = None,
+    write: Annotated[
+        str | None,
+        typer.Option(metavar="PATH", help="Write the counts for tfdp validate --data.", show_default=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
+) -> None:
+    """How many records does each privacy unit have, and how many would a limit of k leave out?
+
+    Prints counts and shares, never an id. They are exact statistics of private data, which no epsilon covers: keep the
+    report where the data are. Exits with 1 where records have no id.
+    """
+    import dataclasses
+    import json
+    import sys
+
+    from rich.console import Console
+
+    from tfdp import data
+    from tfdp.data import UnitMap, count_contributions, read_unit_ids
+
+    units = UnitMap.from_ids(read_unit_ids(file, id_field), drop_missing=drop_missing)
+    counts = count_contributions(units, caps=sorted(set(k or (1, 2, 5, 10))))
+    for path, writer in ((plot, data.plot_contributions), (write, data.write_contributions)):
+        if path is not None:
+            written = writer(counts, path)
+            print(f"wrote {written}", file=sys.stderr)
+    if as_json:
+        typer.echo(json.dumps({**dataclasses.asdict(counts), "not_covered": data.NOT_COVERED}, indent=2))
+    else:
+        data.print_contributions(counts, Console(highlight=False))
