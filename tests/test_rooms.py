@@ -29,6 +29,7 @@ _FLOORS = {
     "optimizer": 5,
     "resume": 5,
     "budget": 5,
+    "planner": 5,
     "training": 6,
     "admission": 6,
     "evaluation": 6,
@@ -51,6 +52,8 @@ _WITHOUT_TENSORFLOW = {
     "plan",
     "ledger",
     "resume",
+    "planner",
+    "data",
     "comparison",
 }
 _HEAVY = {"tensorflow", "keras", "keras_hub", "keras_nlp", "tensorflow_privacy", "tensorflow_datasets"}

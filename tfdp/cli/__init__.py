@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from tfdp import __version__
-from tfdp.cli import account, budget, card, data, demo, diff, explain, init, ledger, schema, train, validate
+from tfdp.cli import account, budget, card, data, demo, diff, explain, init, ledger, plan, schema, train, validate
 from tfdp.errors import TfdpError
 
 app = typer.Typer(
@@ -51,6 +51,7 @@ diff.register(app)
 schema.register(app)
 account.register(app)
 data.register(app)
+plan.register(app)
 train.register(app)
 card.register(app)
 ledger.register(app)
