@@ -130,6 +130,8 @@ class TestUnit:
             (USER | {"method": "user_wise_dp_sgd", "selection": "random_chunk"}, False),
             (USER | {"method": "group_privacy", "selection": "random_chunk"}, True),
             (USER | {"max_records_per_unit": 1, "selection": "random_chunk"}, True),
+            (USER | {"method": "user_wise_dp_sgd", "max_tokens_per_unit": 500}, False),
+            (USER | {"method": "group_privacy", "max_tokens_per_unit": 500}, True),
         ],
     )
     def test_ps009_a_native_unit_is_one_record(self, unit, refused):

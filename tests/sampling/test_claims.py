@@ -21,10 +21,10 @@ IDS = ["a", "b", "a", "c", "a", "b", "a"]
 SCORES = [1.0, 1, 2, 1, 3, 1, 4]
 
 
-def unit(method="user_wise_dp_sgd", k=3, selection="longest", kind="user"):
+def unit(method="user_wise_dp_sgd", k=3, selection="longest", kind="user", tokens=None):
     return PrivacyUnit(
         kind=kind, description="one writer", id_field="writer", max_records_per_unit=k, method=method,
-        selection=selection,
+        selection=selection, max_tokens_per_unit=tokens,
     )  # fmt: skip
 
 
@@ -96,6 +96,15 @@ class TestWhatIsSampled:
         tokens = [[1] * (2 + index) for index in range(7)]
         batch = one(FakePlan(unit(k=1)), tokens, sequence_length=9, scores=None)
         assert batch["sample_weight"].sum(-1).tolist() == [[7, 6, 4, 0]]  # the last records of a, b and c
+
+    def test_a_unit_gives_what_it_has_within_its_tokens(self):
+        """k up to 3, 12 tokens: a gives 6 + 6 (of 8 and 6, cut at 6), b the 7 cut to 6 and its 3, c its 5."""
+        tokens = [[index + 1] * size for index, size in enumerate([2, 3, 4, 5, 6, 7, 8])]
+        batch = one(FakePlan(unit(tokens=12)), tokens, sequence_length=5, scores=None)
+        assert batch["record_weight"][0].tolist() == [[1, 1, 0], [1, 1, 0], [1, 0, 0], [0, 0, 0]]
+        assert batch["x"]["token_ids"][0, :, :, 0].tolist() == [[5, 7, 0], [2, 6, 0], [4, 0, 0], [0, 0, 0]]
+        few = one(FakePlan(unit(tokens=1)), tokens, sequence_length=5, scores=None)
+        assert few["record_weight"][0].tolist() == [[1, 0, 0], [1, 0, 0], [1, 0, 0], [0, 0, 0]]
 
     @pytest.mark.parametrize("selection", ["longest", "random"])
     def test_a_unit_gives_a_binomial_number_of_records(self, selection):

@@ -73,10 +73,23 @@ def test_a_single_slot_has_no_axis():
 class TestChunks:
     TEXTS = ([1, 2, 3], [50], [4, 5], [60, 61, 62, 63, 64, 65, 66, 67, 68], [6], [], [7, 8, 9, 10])
 
-    def chunks(self, slots=2, length=3, separator=None, texts=TEXTS):
+    def chunks(self, slots=2, length=3, separator=None, texts=TEXTS, most_tokens=None):
         return ChunkRecords(
-            texts, UnitMap.from_ids(IDS), slots=slots, length=length, pad_value=0, separator=separator, words=words
-        )
+            texts, UnitMap.from_ids(IDS), slots=slots, length=length, most_tokens=most_tokens, pad_value=0,
+            separator=separator, words=words,
+        )  # fmt: skip
+
+    def test_a_limit_of_tokens_shortens_the_span(self):
+        """Four predicted tokens: five of the text, so that unit a has six starts and unit b is taken whole."""
+        source = self.chunks(most_tokens=4)
+        starts = set()
+        for _ in range(300):
+            taken = source.take(np.array([0]))
+            start = int(taken["x"]["token_ids"][0, 0, 0])
+            starts.add(start)
+            assert taken["y"][0].tolist() == [[start + 1, start + 2, start + 3], [start + 4, 0, 0]]
+            assert taken["sample_weight"][0].sum() == 4
+        assert starts == set(range(1, 7))  # each of six is missed with a chance of 2e-24
 
     def test_spans_cross_the_borders_of_records_and_every_token_is_predicted_once(self):
         """Unit a: 1..10, spans of 7; unit c: 60..68. Slot 2 begins where slot 1 ended."""

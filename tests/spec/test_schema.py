@@ -42,6 +42,7 @@ FULL: dict[str, Any] = {
             "description": "all texts of one person",
             "id_field": "person",
             "max_records_per_unit": 3,
+            "max_tokens_per_unit": 500,
             "sequence_length": 64,
             "method": "user_wise_dp_sgd",
             "selection": "random",
@@ -131,8 +132,8 @@ def disagreement(values: Any) -> str | None:
 
 
 WHOLE_NUMBERS = {
-    "max_records_per_unit", "sequence_length", "num_units", "num_records", "steps", "truncated_batch_size",
-    "microbatch_size", "trials", "min_group_size",
+    "max_records_per_unit", "max_tokens_per_unit", "sequence_length", "num_units", "num_records", "steps",
+    "truncated_batch_size", "microbatch_size", "trials", "min_group_size",
 }  # fmt: skip
 
 

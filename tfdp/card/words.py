@@ -129,6 +129,8 @@ def contribution_map(spec: PrivacySpec) -> str:
     owner = f"Records belong to the {unit.kind} named in {_quoted(unit.id_field or 'an unnamed field')}"
     bound = f"at most {unit.max_records_per_unit} each"
     chosen = f", chosen: {unit.selection.replace('_', ' ')}" if unit.selection else ""
+    if unit.max_tokens_per_unit is not None:
+        bound += f" and {unit.max_tokens_per_unit} tokens"
     how = (
         f"whole {unit.kind}s are sampled, and the mean gradient of their records is clipped"
         if unit.method == "user_wise_dp_sgd"

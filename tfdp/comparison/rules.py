@@ -59,6 +59,7 @@ SPEC_RULES: dict[str, Rule] = {
     MECHANISM: orders.unknown,
     "claim.privacy_unit.max_records_per_unit": orders.records_per_unit,
     "claim.privacy_unit.method": METHOD,
+    "claim.privacy_unit.max_tokens_per_unit": NO_EFFECT,
     "claim.privacy_unit.selection": NO_EFFECT,
     "claim.release": orders.release,
     "claim.trust_model": TRUST,

@@ -74,6 +74,13 @@ def method_protects_unit(spec: PrivacySpec) -> Iterator[Finding]:
         )
         fix = "Use user_wise_dp_sgd or group_privacy, or max_records_per_unit: 1."
         yield spec.finding("PS009", Severity.ERROR, path, message, fix)
+    if unit.max_tokens_per_unit is not None and unit.method != "user_wise_dp_sgd":
+        message = (
+            "expected method user_wise_dp_sgd with max_tokens_per_unit, which limits what a unit gives to the mean of "
+            f"its records, received {unit.method}, which clips records on their own."
+        )
+        path = ("claim", "privacy_unit", "max_tokens_per_unit")
+        yield spec.finding("PS009", Severity.ERROR, path, message, "Use user_wise_dp_sgd, or delete it.")
     if unit.selection == "random_chunk" and unit.method != "user_wise_dp_sgd":
         message = (
             "expected method user_wise_dp_sgd with selection random_chunk, which cuts a new span of all records of a "

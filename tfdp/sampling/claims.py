@@ -28,7 +28,15 @@ from tfdp.sampling.poisson import WordSource
 from tfdp.sampling.records import as_records
 from tfdp.sampling.selection import BY_LENGTH, RANDOM_CHUNK, checked_scores, refuse_more_than
 from tfdp.sampling.structures import Array, Leaf, Records
-from tfdp.sampling.unit_records import ChunkRecords, OneSlot, Selection, SomeRecords, UnitRecords, record_lengths
+from tfdp.sampling.unit_records import (
+    ChunkRecords,
+    OneSlot,
+    Selection,
+    SomeRecords,
+    UnitRecords,
+    record_lengths,
+    used_tokens,
+)
 from tfdp.sampling.units import UnitMap
 from tfdp.spec.fields import PrivacyUnit
 
@@ -127,7 +135,14 @@ def records_of_units(
                 f"sequence_length={sequence_length}. Pass token sequences and sequence_length=..., a public number."
             )
         chunks = ChunkRecords(
-            records, units, slots=most, length=sequence_length, pad_value=pad_value, separator=separator, words=words
+            records,
+            units,
+            slots=most,
+            length=sequence_length,
+            most_tokens=unit.max_tokens_per_unit,
+            pad_value=pad_value,
+            separator=separator,
+            words=words,
         )
         return chunks if most > 1 else OneSlot(chunks)
 
@@ -135,7 +150,10 @@ def records_of_units(
     if len(source) != total:
         raise _lengths_differ(len(source), total)
     _refuse_pre_grouped(source)
-    selection = Selection(most, unit.selection, _scores(unit, source, records, scores, total))
+    tokens = None
+    if unit.max_tokens_per_unit is not None:
+        tokens = used_tokens(source, records), unit.max_tokens_per_unit
+    selection = Selection(most, unit.selection, _scores(unit, source, records, scores, total), tokens)
     if unit.method == "user_wise_dp_sgd":
         by_unit = UnitRecords(source, units, selection, words)
         return by_unit if most > 1 else OneSlot(by_unit)

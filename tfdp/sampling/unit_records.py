@@ -117,6 +117,7 @@ class ChunkRecords:
         units: the map from units to records.
         slots: k.
         length: tokens of a slot, public.
+        most_tokens: the most tokens of a span that are predicted, None for k * length.
         pad_value: the token that fills what is empty.
         separator: a token between two records, None for none.
         words: makes the source of random bits of one draw.
@@ -129,6 +130,7 @@ class ChunkRecords:
         *,
         slots: int,
         length: int,
+        most_tokens: int | None,
         pad_value: int,
         separator: int | None,
         words: Callable[[], WordSource],
@@ -142,6 +144,7 @@ class ChunkRecords:
         self._starts = sizes[units.starts]
         self._text = np.concatenate(texts)
         self._slots, self._length, self._pad_value, self._words = slots, length, pad_value, words
+        self._most = slots * length if most_tokens is None else min(slots * length, most_tokens)
         self.template = token_template((slots, length))
         self.template[RECORD_WEIGHT] = Leaf(RECORD_WEIGHT, (slots,), np.dtype(np.float32))
 
@@ -151,13 +154,13 @@ class ChunkRecords:
     def take(self, indices: Indices, rows: int | None = None) -> dict[str, Structure]:
         """Reads one span of each of the units at `indices`; see `structures.Records`."""
         count = len(indices) if rows is None else rows
-        span = self._slots * self._length + 1
+        width, span = self._slots * self._length + 1, self._most + 1
         first, sizes = self._starts[indices], np.diff(self._starts)[indices]
         first = first + uniform_below(np.maximum(sizes - span, 0) + 1, self._words())
-        place = np.arange(span)
+        place = np.arange(width)
         inside = place < np.minimum(sizes, span)[:, None]
-        tokens = np.full((count, span), self._pad_value, np.int32)
-        real = np.zeros((count, span), np.bool_)
+        tokens = np.full((count, width), self._pad_value, np.int32)
+        real = np.zeros((count, width), np.bool_)
         real[: len(indices)] = inside
         tokens[: len(indices)][inside] = self._text[(first[:, None] + place)[inside]]
         # Slot j: columns j * length to j * length + length, the last of which is the first of slot j + 1.
@@ -182,6 +185,18 @@ class OneSlot:
 
     def _first(self, function: Callable[[Any], Any], parts: dict[str, Structure]) -> dict[str, Structure]:
         return {name: map_leaves(function, part) for name, part in parts.items() if name != RECORD_WEIGHT}
+
+
+def used_tokens(source: Records, raw: Any) -> Array:
+    """[records] tokens of each record that are used: what is cut off is not counted.
+
+    Raises:
+        DataError: as `record_lengths`.
+    """
+    lengths = record_lengths(source, raw)
+    if isinstance(source, TokenRecords):  # the last token is predicted only, so one more is used than are read
+        lengths = np.minimum(lengths, source.template["y"].shape[0] + 1)
+    return lengths
 
 
 def record_lengths(source: Records, raw: Any) -> Array:

@@ -44,6 +44,9 @@ class PrivacyUnit(Section):
     """Field of a record that names its unit. Required for document and user."""
     max_records_per_unit: Count | None = None
     """The most records one unit contributes (k). Required for document and user."""
+    max_tokens_per_unit: Count | None = None
+    """With user_wise_dp_sgd, the most tokens that one unit contributes to a step: it gives records as long as they fit,
+    up to max_records_per_unit. null: as many as the records have."""
     sequence_length: Count | None = None
     """Tokens in one sequence. Required for kind sequence."""
     method: Literal["native", "group_privacy", "user_wise_dp_sgd"] = "native"

@@ -15,6 +15,7 @@ EXAMPLES: dict[str, list[Any]] = {
     "PrivacyUnit.description": ["all e-mails sent from one address", "one answer of one respondent"],
     "PrivacyUnit.id_field": ["user_id"],
     "PrivacyUnit.max_records_per_unit": [8],
+    "PrivacyUnit.max_tokens_per_unit": [2048],
     "PrivacyUnit.sequence_length": [128],
     "Claim.epsilon": [2, 8],
     "Claim.delta": [1e-6],
