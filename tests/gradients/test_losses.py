@@ -113,7 +113,7 @@ def test_two_records_share_one_mean(oracle):
 
 
 @pytest.mark.parametrize("loss", ["mean_with_sample_weight", "sum_over_batch_size", "sum"])
-@pytest.mark.parametrize("method", ["bookkeeping", "vectorized"])
+@pytest.mark.parametrize("method", ["bookkeeping", "vectorized", "hybrid"])
 def test_units_of_weighted_records_are_means_over_the_records_in_use(oracle, method, loss):
     """Against single records: two of three, one of three (its empty slots hold noise of weight 0), none, and 3 to 1."""
     model, (x, y, weight) = _model(oracle, CrossEntropy(from_logits=True, reduction=loss)), _data("token", 12)
@@ -129,8 +129,9 @@ def test_units_of_weighted_records_are_means_over_the_records_in_use(oracle, met
     reference = type(used)(gradients, np.array(losses))
     clip_norm = float(np.sort(reference.norms)[2])
     result = oracle.private(
-        model, (x, y, weight), clip_norm, records_per_unit=3, record_weight=record_weight, method=method
-    )
+        model, (x, y, weight), clip_norm, records_per_unit=3, record_weight=record_weight,
+        **({"hybrid": True} if method == "hybrid" else {"method": method}),
+    )  # fmt: skip
     oracle.assert_agrees(result, reference, clip_norm)
     assert result[1][2] == 0
 

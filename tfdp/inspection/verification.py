@@ -106,7 +106,7 @@ def verify(
         model: built and compiled with its loss; any optimizer.
         data: records as `tfdp.poisson_batches` takes them, or one batch (x, y) or (x, y, sample_weight).
         units: how many to try, at least 2.
-        records_per_unit: k, the length of the first axis of every leaf of a unit where k > 1.
+        records_per_unit: so many records after one another are taken as one unit.
         method, hybrid: as for `tfdp.PrivacyCallback`.
         sequence_length: for bare token records.
 
@@ -145,21 +145,16 @@ def _refused(units: int, allowed: float, findings: list[Finding]) -> Verificatio
 def _batch(data: Any, units: int, records_per_unit: int, sequence_length: int | None) -> tuple[Any, Any, Any]:
     """(x, y, sample_weight), nested tensors [units * records_per_unit, ...]."""
     if isinstance(data, tf.data.Dataset):
-        data = list(data.take(max(units, 2)).as_numpy_iterator())
-    records = as_records(data, sequence_length=sequence_length, records_per_unit=records_per_unit)
-    count = min(units, len(records))
+        data = list(data.take(max(units, 2) * records_per_unit).as_numpy_iterator())
+    records = as_records(data, sequence_length=sequence_length)
+    count = min(units, len(records) // records_per_unit)
     if count < 2:
         raise DataError(
             f"Expected at least two units to compare. Received: {len(records)} records and units={units!r}. Pass more."
         )
-    taken = records.take(np.arange(count))
-
-    def tensor(leaf: Any) -> Any:
-        leaf = tf.convert_to_tensor(leaf)
-        return leaf if records_per_unit == 1 else tf.reshape(leaf, [-1, *leaf.shape[2:]])
-
+    taken = records.take(np.arange(count * records_per_unit))
     x, y, weight = (taken.get(part) for part in ("x", "y", "sample_weight"))
-    return tuple(None if part is None else tf.nest.map_structure(tensor, part) for part in (x, y, weight))  # type: ignore[return-value]
+    return tuple(None if part is None else tf.nest.map_structure(tf.convert_to_tensor, part) for part in (x, y, weight))  # type: ignore[return-value]
 
 
 @contextlib.contextmanager
