@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 
@@ -139,6 +140,9 @@ def test_averaging_breaks_even_where_it_says(rows):
     """Vectors of norm 1 with that cosine, made and averaged: the shorter mean makes up for the larger noise exactly."""
     first = best(rows)
     row = next(each for each in rows if each.method == "user_wise_dp_sgd" and each.k == 8)
+    assert row.break_even(row) is None
+    assert dataclasses.replace(row, noise_to_signal=9 * first.noise_to_signal).break_even(first) is None
+    row = dataclasses.replace(row, noise_to_signal=1.2 * first.noise_to_signal)
     mean = row.records_seen / (40 * row.batch)
     cosine = row.break_even(first)
     assert 0 < cosine < 1
