@@ -2,20 +2,22 @@
 
 | `rng`    | bits from                                                     | for                              |
 |----------|---------------------------------------------------------------|----------------------------------|
-| "csprng" | ChaCha20, keyed by `os.urandom` anew for every 32,768 values   | private training (the default)   |
+| "csprng" | ChaCha20, keyed by `os.urandom` anew for every 65,536 values   | private training (the default)   |
 | "prng"   | Philox, keyed by (seed, step, variable)                       | tests only; a card must name it: |
 |          |                                                               | its noise is not secret          |
 
-Values are computed in float64 by inverting the normal distribution function and rounded to float32 once. The tails end
-where they have a mass of 2^-65 (9.1 standard deviations). What is not covered: attacks on floating-point arithmetic
-itself, that is on the low bits of the rounded sum of gradient and noise.
+Sum and noise are both rounded to whole multiples of one step, 2^-38 of the standard deviation (a power of two), before
+they are added, in float64. What leaves is a function of an integer that the noise shifts by an integer: its low bits,
+which give away sums that are added in plain floating point (Mironov 2012), hold nothing that the noise does not
+hide. Rounding moves a sum of d values by at most sqrt(d) * 2^-38 standard deviations, 1e-7 for d = 10^9.
+
+Noise is computed in float64. Its tails end at 9.4 standard deviations, where they have a mass of 2^-64.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
 import math
-import operator
 import os
 import threading
 from collections.abc import Sequence
@@ -24,19 +26,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
-from scipy import special
 
 from tfdp.errors import MisuseError
 
 # Values per piece of work: its arrays stay in a processor's cache, and calling into numpy costs little beside it.
-_CHUNK = 32_768
-# Below this, starting threads costs more than it saves.
-_THREADS_FROM = 4 * _CHUNK
+_CHUNK = 65_536
 _MAX_THREADS = 8
 
 # Outside of this, float32 would round noise to zero or to infinity.
 _SMALLEST_STDDEV = 1e-30
 _LARGEST_STDDEV = 1e30
+
+_STEP_BITS = 38
+
+# Taylor coefficients of the sine from x to x^15: to 5e-17 up to pi / 4.
+_SINE = tuple((-1) ** k / math.factorial(2 * k + 1) for k in range(8))
 
 
 class GaussianNoise:
@@ -62,74 +66,93 @@ class GaussianNoise:
             raise MisuseError(f"Expected a seed between 0 and 2**64 - 1. Received: seed={seed}. Choose another.")
         self.rng = rng
         self.seed = seed
-        self._last_steps: dict[int, int] = {}
+        self._last_step = -1
         self._lock = threading.Lock()
 
-    def sample(self, shape: Sequence[int], stddev: float, *, step: int, index: int) -> npt.NDArray[np.float32]:
-        """Draws one array of noise.
+    def noisy_means(
+        self, sums: Sequence[npt.NDArray[np.float32]], stddev: float, denominator: float, *, step: int
+    ) -> list[npt.NDArray[np.float32]]:
+        """(sum + noise) / denominator, for every value of every array.
 
         Args:
-            shape: of the array.
+            sums: one array per variable.
             stddev: the standard deviation itself: noise multiplier times clip norm.
+            denominator: a public constant.
             step: number of the logical step. "prng": has to grow from call to call; "csprng" ignores it.
-            index: number of the variable within the step. "csprng" ignores it.
 
         Returns:
-            float32 array of `shape`.
+            New float32 arrays of the shapes of `sums`.
 
         Raises:
             MisuseError: `stddev` is not a positive number that float32 can hold, or a "prng" step comes again.
         """
         stddev = _checked_stddev(stddev)
-        out = np.empty(math.prod(shape), np.float32)
-        if self.seed is None:
-            _fill_from_system(out, stddev)
+        if self.seed is not None:
+            self._advance(step)
+        means = [np.empty(total.shape, np.float32) for total in sums]
+        groups = _groups(sums, means)
+
+        def work(groups: list[_Group]) -> None:
+            scratch = _Scratch(max((sum(len(mean) for _, mean in group) for group in groups), default=0))
+            for group in groups:
+                scratch.add(group, stddev, denominator)
+
+        if self.seed is not None:
+            for index, (total, mean) in enumerate(zip(sums, means, strict=True)):
+                normals = _philox(self.seed, step, index).standard_normal(mean.size)
+                _add(total.reshape(-1), normals, mean.reshape(-1), np.empty(mean.size), stddev, denominator)
+        elif len(groups) == 1:
+            work(groups)
         else:
-            out[:] = self._philox(self.seed, step, index).standard_normal(len(out)) * stddev
-        return out.reshape(tuple(shape))
+            # os.urandom, the cipher and the arithmetic release the GIL. A pool that is kept would be dead after a fork.
+            workers = min(_MAX_THREADS, os.cpu_count() or 1)
+            with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+                list(pool.map(work, [groups[worker::workers] for worker in range(workers)]))
+        return means
 
-    def tensors(self, shapes: Sequence[Sequence[int]], stddev: float, step: Any) -> list[Any]:
-        """Noise for all variables of a step as one operation of a TensorFlow graph.
+    def tensors(self, sums: Sequence[Any], stddev: float, denominator: float, step: Any) -> list[Any]:
+        """`noisy_means` of all variables of a step as one operation of a TensorFlow graph.
 
-        The operation is stateful, so it draws anew at every execution of the graph; it depends on nothing but `step`,
-        so TensorFlow may run it beside the gradients.
+        The operation is stateful, so it draws anew at every execution of the graph.
 
         Args:
-            shapes: fully defined, one per variable.
-            stddev: as for `sample`.
+            sums: float32 tensors of static shapes, one per variable.
+            stddev, denominator: as for `noisy_means`.
             step: number of the logical step, an integer tensor or a Python integer.
 
         Returns:
-            A list of float32 tensors of the given static shapes.
+            A list of float32 tensors of the same shapes.
         """
         import tensorflow as tf
 
-        sizes = [tuple(operator.index(size) for size in shape) for shape in shapes]
         stddev = _checked_stddev(stddev)
-        if not sizes:
+        if not sums:
             return []
 
-        def draw(step: Any) -> list[npt.NDArray[np.float32]]:
-            return [self.sample(size, stddev, step=int(step), index=index) for index, size in enumerate(sizes)]
+        def draw(step: Any, *sums: Any) -> list[npt.NDArray[np.float32]]:
+            return self.noisy_means(sums, stddev, denominator, step=int(step))
 
-        tensors = tf.numpy_function(draw, [tf.cast(step, tf.int64)], [tf.float32] * len(sizes), stateful=True)
+        means = tf.numpy_function(draw, [tf.cast(step, tf.int64), *sums], [tf.float32] * len(sums), stateful=True)
         # Run eagerly, TensorFlow hands a single output back bare.
-        tensors = list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
-        for tensor, size in zip(tensors, sizes, strict=True):
-            tensor.set_shape(size)
-        return tensors
+        means = list(means) if isinstance(means, (list, tuple)) else [means]
+        for mean, total in zip(means, sums, strict=True):
+            mean.set_shape(total.shape)
+        return means
 
-    def _philox(self, seed: int, step: int, index: int) -> np.random.Generator:
+    def _advance(self, step: int) -> None:
         with self._lock:
-            if step <= self._last_steps.get(index, -1):
+            if step <= self._last_step:
                 raise MisuseError(
-                    f"Expected a step above {self._last_steps[index]} for variable {index}. Received: step={step}. "
+                    f"Expected a step above {self._last_step}. Received: step={step}. "
                     "The same noise would be used twice: go on counting steps, or start with another seed."
                 )
-            self._last_steps[index] = step
-        # The lowest word counts within the array; the highest keeps this stream apart from the seeded sampler's.
-        counter = np.array([0, index, step, 2], dtype=np.uint64)
-        return np.random.Generator(np.random.Philox(key=np.array([seed, 0], dtype=np.uint64), counter=counter))
+            self._last_step = step
+
+
+def _philox(seed: int, step: int, index: int) -> np.random.Generator:
+    # The lowest word counts within the array; the highest keeps this stream apart from the seeded sampler's.
+    counter = np.array([0, index, step, 2], dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(key=np.array([seed, 0], dtype=np.uint64), counter=counter))
 
 
 def _checked_stddev(stddev: float) -> float:
@@ -143,33 +166,116 @@ def _checked_stddev(stddev: float) -> float:
     return stddev
 
 
-def _fill_from_system(out: npt.NDArray[np.float32], stddev: float) -> None:
-    """Fills the 1-D array `out`, on several threads where it is long: os.urandom and the arithmetic release the GIL."""
-    pieces = [out[start : start + _CHUNK] for start in range(0, len(out), _CHUNK)]
+class _Scratch:
+    """Memory in which one thread works, piece after piece: fresh memory would cost as much as the arithmetic.
 
-    def fill(piece: npt.NDArray[np.float32]) -> None:
+    Args:
+        size: of the largest piece.
+    """
+
+    def __init__(self, size: int):
+        pairs = -(-size // 2)
+        self._zeros = memoryview(bytes(16 * pairs))
+        self._words = bytearray(16 * pairs)
+        self._floats = np.empty(4 * pairs)
+
+    def normals(self, count: int) -> npt.NDArray[np.float64]:
+        """[count] standard normals that nobody can foresee or draw again, until the next call."""
+        pairs = -(-count // 2)
         # The operating system's own generator is a keyed stream cipher too, but 15 times slower to read from.
         stream = Cipher(algorithms.ChaCha20(os.urandom(32), os.urandom(16)), mode=None).encryptor()
-        words = np.frombuffer(stream.update(bytes(8 * len(piece))), dtype=np.uint64)
-        np.multiply(standard_normal_from_words(words), stddev, out=piece, casting="same_kind")
+        stream.update_into(self._zeros[: 16 * pairs], self._words)
+        words = np.frombuffer(self._words, np.uint64, 2 * pairs).reshape(2, pairs)
+        return standard_normals(words, self._floats[: 4 * pairs].reshape(4, pairs)).reshape(-1)[:count]
 
-    if len(out) < _THREADS_FROM:
-        for piece in pieces:
-            fill(piece)
-        return
-    # A pool per call: one that is kept would be dead in a forked process.
-    with concurrent.futures.ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1)) as pool:
-        list(pool.map(fill, pieces))
+    def add(self, group: _Group, stddev: float, denominator: float) -> None:
+        """Writes the noisy means of a group."""
+        normals = self.normals(sum(len(mean) for _, mean in group))
+        room = self._floats[-len(normals) :]  # not where `normals` are
+        for total, mean in group:
+            count = len(mean)
+            _add(total, normals[:count], mean, room[:count], stddev, denominator)
+            normals = normals[count:]
 
 
-def standard_normal_from_words(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
-    """One standard normal value per uniform 64-bit word.
+# Flat pieces of sums, and of the means that are to be written, which draw their noise together.
+_Group = list[tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]]
 
-    The highest bit is the sign. The other 63 bits are a point u in (0, 1/2]: 2^-65 for the word 0, so the quantile
-    stays finite, and both tails have the resolution that floating point has near zero.
+
+def _groups(sums: Sequence[npt.NDArray[np.float32]], means: Sequence[npt.NDArray[np.float32]]) -> list[_Group]:
+    """Cuts and joins arrays to groups of about `_CHUNK` values, at most twice as many."""
+    groups: list[_Group] = [[]]
+    size = 0
+    for total, mean in zip(sums, means, strict=True):
+        for start in range(0, mean.size, _CHUNK):
+            if size >= _CHUNK:
+                groups.append([])
+                size = 0
+            piece = slice(start, start + _CHUNK)
+            groups[-1].append((total.reshape(-1)[piece], mean.reshape(-1)[piece]))
+            size += len(groups[-1][-1][1])
+    return groups
+
+
+def _add(
+    total: npt.NDArray[np.float32],
+    normals: npt.NDArray[np.float64],
+    mean: npt.NDArray[np.float32],
+    room: npt.NDArray[np.float64],
+    stddev: float,
+    denominator: float,
+) -> None:
+    """Writes (total + stddev * normals) / denominator to `mean`. All are 1-D; overwrites `normals` and `room`."""
+    step = math.ldexp(1.0, math.frexp(stddev)[1] - 1 - _STEP_BITS)
+    np.multiply(total, 1.0 / step, out=room)
+    np.rint(room, out=room)
+    normals *= stddev / step
+    np.rint(normals, out=normals)
+    normals += room
+    np.multiply(normals, step / denominator, out=mean, casting="same_kind")
+
+
+def standard_normals(words: npt.NDArray[np.uint64], scratch: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Two independent standard normals per pair of uniform words (Box and Muller 1958).
+
+    With r = sqrt(-2 ln u), u from 63 bits of the first word, and the angle a in (-pi/2, pi/2) and a sign from the
+    second: +-r cos(a) and r sin(a). Both come from the sine of a / 2, a short polynomial.
+
+    Args:
+        words: [2, pairs]; overwritten.
+        scratch: [4, pairs] to work in.
+
+    Returns:
+        [2, pairs], the first rows of `scratch`.
     """
-    values = (words & np.uint64(2**63 - 1)).astype(np.float64)
-    values += 0.5
-    values *= 2.0**-64
-    special.ndtri(values, out=values)
-    return np.copysign(values, words.view(np.float64), out=values)
+    cosine, sine, radius, half = scratch
+    signs = words[1] << np.uint64(63)
+    words[0] >>= np.uint64(1)
+    radius[:] = words[0].view(np.int64)  # signed words convert faster
+    radius += 0.5
+    radius *= 2.0**-63
+    np.log(radius, out=radius)
+    radius *= -2.0
+    np.sqrt(radius, out=radius)
+    angles = words[1].view(np.int64)
+    angles >>= 1  # the lowest bit is the sign
+    half[:] = angles
+    half *= math.pi / 4 * 2.0**-62
+    square = np.multiply(half, half, out=cosine)
+    series = np.multiply(square, _SINE[-1], out=sine)
+    for coefficient in _SINE[-2:0:-1]:
+        series += coefficient
+        series *= square
+    series += 1.0
+    half *= series  # sin(a / 2)
+    np.multiply(half, half, out=cosine)
+    np.subtract(1.0, cosine, out=sine)
+    np.sqrt(sine, out=sine)  # cos(a / 2), at least 0.7
+    sine *= half
+    sine *= 2.0
+    sine *= radius
+    cosine *= -2.0
+    cosine += 1.0
+    cosine *= radius
+    np.copysign(cosine, signs.view(np.float64), out=cosine)
+    return scratch[:2]
