@@ -191,6 +191,20 @@ def test_recomputation_stops_the_tapes(graph):
     assert not keras_private.is_recording()
 
 
+@pytest.mark.parametrize("compiled", [True, False])
+def test_is_compiled_by_xla_also_in_a_branch(compiled):
+    seen = []
+
+    @tf.function(jit_compile=compiled, autograph=False)
+    def run(x):
+        seen.append(keras_private.is_compiled_by_xla())
+        return tf.cond(x > 0, lambda: seen.append(keras_private.is_compiled_by_xla()) or x, lambda: -x)
+
+    run(tf.constant(1.0))
+    assert seen == [compiled, compiled]
+    assert not keras_private.is_compiled_by_xla()
+
+
 def test_seed_states():
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dropout(0.5), keras.layers.BatchNormalization()])
     (state,) = keras_private.seed_states(model)

@@ -93,11 +93,12 @@ def noise_is(monkeypatch):
     def replace(values):
         calls = []
 
-        def sample(self, shape, stddev, *, step, index):
-            calls.append((step, index, stddev))
-            return values(shape, step, index).astype(np.float32)
+        def noisy_means(self, sums, stddev, denominator, *, step):
+            calls.extend((step, index, stddev) for index in range(len(sums)))
+            drawn = [values(total.shape, step, index) for index, total in enumerate(sums)]
+            return [np.float32((total + noise) / denominator) for total, noise in zip(sums, drawn, strict=True)]
 
-        monkeypatch.setattr(GaussianNoise, "sample", sample)
+        monkeypatch.setattr(GaussianNoise, "noisy_means", noisy_means)
         return calls
 
     return replace

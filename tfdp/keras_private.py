@@ -109,6 +109,14 @@ def is_recording() -> bool:
     return record.could_possibly_record()
 
 
+def is_compiled_by_xla() -> bool:
+    """Whether what is traced at this point is for XLA, which lacks some operations."""
+    import tensorflow as tf
+    from tensorflow.python.ops import control_flow_util
+
+    return bool(control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()))
+
+
 @contextlib.contextmanager
 def replaced_call(layer: Any, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
     """Put `make(layer.call)` in the place of `layer.call`, and take it off again.

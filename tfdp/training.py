@@ -20,6 +20,8 @@ empty batch runs the loop zero times and gets its noise like any other.
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -66,6 +68,7 @@ class PrivateTrainStep:
         self._partition = b""
         self.refusal: TfdpError | None = None
         self.traces = 0
+        self._trimmed = 0
 
     def admit(self, step: int) -> None:
         """Allows one run, of a step that is on the ledger."""
@@ -116,12 +119,15 @@ class PrivateTrainStep:
         record_weight = data.get("record_weight")
         variables = model.trainable_variables
 
-        def body(index: Any, sums: list[Any]) -> tuple[Any, list[Any]]:
+        def run(index: Any) -> list[Any]:
             part = _map(lambda leaf: self._records(leaf[index]), (x, y, sample_weight))
             weights = unit_weight[index], None if record_weight is None else record_weight[index]
             added, losses, y_pred = microbatch(*part, *weights)
             self._update_metrics(part, losses, y_pred, *weights)
-            return index + 1, [one + other for one, other in zip(sums, added, strict=True)]
+            return list(added)
+
+        def body(index: Any, sums: list[Any]) -> tuple[Any, list[Any]]:
+            return index + 1, [one + other for one, other in zip(sums, run(index), strict=True)]
 
         mark = data["tfdp"]
         leading = self._leading_axes
@@ -134,12 +140,12 @@ class PrivateTrainStep:
         step.set_shape([])
         with tf.control_dependencies([step]):
             count = tf.identity(tf.shape(unit_weight)[0])
-        zeros = [tf.zeros(variable.shape, tf.float32) for variable in variables]
-        _, sums = tf.while_loop(lambda index, _: index < count, body, (tf.constant(0), zeros), parallel_iterations=1)
-        # On a CPU the noise waits for the sums, so that it needs no memory beside activations; a GPU works meanwhile.
-        with tf.control_dependencies([] if self._jit_compile else sums):
-            noise = self._noise.tensors([tuple(v.shape) for v in variables], plan.noise_stddev, step)
-        gradients = [(total + drawn) / plan.expected_batch_size for total, drawn in zip(sums, noise, strict=True)]
+        # The first one needs nothing to be added to: with one microbatch, no second set of sums is held.
+        first = tf.cond(
+            count > 0, lambda: run(0), lambda: [tf.zeros(variable.shape, tf.float32) for variable in variables]
+        )
+        _, sums = tf.while_loop(lambda index, _: index < count, body, (tf.constant(1), first), parallel_iterations=1)
+        gradients = self._noise.tensors(sums, plan.noise_stddev, plan.expected_batch_size, step)
         gradients = _with_regularisation(gradients, variables)
         # Weight decay and counters do not read the gradients, and have to wait for the refusals as well.
         with tf.control_dependencies(gradients):
@@ -175,6 +181,9 @@ class PrivateTrainStep:
         except TfdpError as error:
             self.refusal = error
             raise
+        if self._trimmed != self.traces:
+            self._trimmed = self.traces
+            _give_free_memory_back()
         return np.int64(step)
 
     def _is_as_drawn(self, issued: IssuedDraw, unit_weight: Any, extents: Any) -> bool:
@@ -231,6 +240,13 @@ class PrivateTrainStep:
                 used = tf.reshape(unit_weight[:, None] * record_weight > 0, [-1])
                 x, y, sample_weight, y_pred = _map(lambda leaf: tf.boolean_mask(leaf, used), (*part, y_pred))
             self._model.compute_metrics(x, y, y_pred, sample_weight)
+
+
+def _give_free_memory_back() -> None:
+    """Building a graph leaves much of the C library's heap free, and tensors do not come from there (glibc only)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
 
 
 def _outside_of_a_fit() -> MisuseError:

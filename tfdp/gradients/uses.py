@@ -17,6 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdp import keras_private
 from tfdp.gradients.clipping import Factors, kept, scaled
 
 # The largest squared norm of a factor that is trusted: the products of two have to fit float32.
@@ -41,6 +42,14 @@ def _by_unit(value: Any, units: int, tail: int) -> Any:
     return tf.reshape(value, [units, tokens, *tail_shape])
 
 
+def _squares(gradient: Any) -> Any:
+    """[units, ...] -> [units], the sum of squares."""
+    axes = list(range(1, len(gradient.shape)))
+    if keras_private.is_compiled_by_xla():  # which cannot, and fuses the squares into the sum itself
+        return tf.reduce_sum(gradient**2, axes)
+    return tf.math.reduce_euclidean_norm(gradient, axes) ** 2
+
+
 @dataclasses.dataclass
 class Outer:
     """Gradient sum_t rows[t] (x) columns[t]: every kernel multiplication (Goodfellow 2015, arXiv 1510.01799).
@@ -56,14 +65,14 @@ class Outer:
 
     @property
     def materialise_is_cheaper(self) -> bool:
-        """Per-unit kernels are formed only when they are much smaller than what they are made from (LoRA factors).
+        """Whether per-unit kernels [units, d, p] are formed: one product that serves both the norm and the sum.
 
-        The Gram form costs T*T*(d+p) on top of the T*d*p of the weighted sum; the materialised form costs T*d*p
-        once and serves both, but in `units` small products instead of one large one, and holds d*p values per unit.
-        Measured: `make bench`.
+        The Gram form costs T*T*(d+p) products on top of the T*d*p of the weighted sum, the materialised form two more
+        passes over d*p values; on a processor one such value costs as much as about 32 products (`make bench`). The
+        values are held until all norms are known, in place of the T*(d+p) of the factors: not many more.
         """
         tokens, d, p = self.rows.shape[1], self.rows.shape[2], self.columns.shape[2]
-        return tokens == 0 or 4 * d * p <= tokens * (d + p)
+        return tokens == 0 or d * p <= tokens * (d + p) * min(tokens / 32, 1.75)
 
     def squared_norm(self) -> Any:
         """[units], never less than that of the gradient as float32 adds it up."""
@@ -72,7 +81,7 @@ class Outer:
             return of_rows[:, 0] * of_columns[:, 0] + self._beyond_squares(of_rows, of_columns)
         if self.materialise_is_cheaper:
             self._materialised = tf.matmul(self.rows, self.columns, transpose_a=True)
-            return tf.reduce_sum(self._materialised**2, [1, 2])
+            return _squares(self._materialised)
         # Not before the backward pass: it would only lie there.
         with tf.control_dependencies([self.rows, self.columns]):
             rows = tf.matmul(self.rows, self.rows, transpose_b=True)
@@ -121,7 +130,9 @@ class Outer:
 
     def weighted_sum(self, factors: Factors) -> Any:
         if self._materialised is not None:
-            return self._shaped(tf.reduce_sum(scaled(self._materialised, factors), 0), [])
+            gradients = kept(self._materialised, factors)
+            flat = tf.reshape(gradients, [gradients.shape[0], -1])
+            return self._shaped(tf.matmul(factors.values[None, :], flat), [])
         if self.rows.shape[2] <= self.columns.shape[2]:
             rows, columns = scaled(self.rows, factors), kept(self.columns, factors)
         else:
@@ -203,7 +214,7 @@ class Direct:
     shape: tuple[int, ...]
 
     def squared_norm(self) -> Any:
-        return tf.reduce_sum(self.gradient**2, list(range(1, len(self.gradient.shape))))
+        return _squares(self.gradient)
 
     def _padded(self, gradient: Any, axis: int) -> Any:
         missing = self.shape[0] - gradient.shape[axis] if self.shape else 0
