@@ -89,7 +89,7 @@ class GaussianNoise:
         stddev = _checked_stddev(stddev)
         if self.seed is not None:
             self._advance(step)
-        means = [np.empty(total.shape, np.float32) for total in sums]
+        means = [_aligned(total.shape) for total in sums]
         groups = _groups(sums, means)
 
         def work(groups: list[_Group]) -> None:
@@ -196,6 +196,14 @@ class _Scratch:
             count = len(mean)
             _add(total, normals[:count], mean, room[:count], stddev, denominator)
             normals = normals[count:]
+
+
+def _aligned(shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+    """An array that TensorFlow takes over without a copy, because it begins at a multiple of 64 bytes."""
+    size = 4 * math.prod(shape)
+    memory = np.empty(size + 64, np.uint8)
+    begin = -memory.ctypes.data % 64
+    return memory[begin : begin + size].view(np.float32).reshape(shape)
 
 
 # Flat pieces of sums, and of the means that are to be written, which draw their noise together.
