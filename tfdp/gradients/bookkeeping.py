@@ -84,10 +84,8 @@ def clipped_sums(
     merged = [uses.merged(found[id(variable)]) for variable in variables]
     squared_norms = tf.add_n([uses.squared_norm(each) for each in merged])
     factors, norms = clip_factors(squared_norms, clip_norm, unit_weight)
-    sums = [
-        tf.reshape(uses.weighted_sum(each, factors), variable.shape)
-        for each, variable in zip(merged, variables, strict=True)
-    ]
+    weighted = uses.weighted_sums(merged, factors)
+    sums = [tf.reshape(total, variable.shape) for total, variable in zip(weighted, variables, strict=True)]
     return sums, norms, tf.where(unit_weight > 0, losses, 0.0), y_pred
 
 

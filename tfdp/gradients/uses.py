@@ -55,13 +55,14 @@ class Outer:
     """Gradient sum_t rows[t] (x) columns[t]: every kernel multiplication (Goodfellow 2015, arXiv 1510.01799).
 
     rows: [units, T, d]; columns: [units, T, p]; axes: shape of the kernel as rows+columns, then how to permute it.
+    materialised: [units, d, p], once `squared_norm` has formed it.
     """
 
     rows: Any
     columns: Any
     shape: tuple[int, ...]
     permutation: tuple[int, ...] | None = None
-    _materialised: Any = None
+    materialised: Any = None
 
     @property
     def materialise_is_cheaper(self) -> bool:
@@ -80,8 +81,8 @@ class Outer:
             of_rows, of_columns = tf.reduce_sum(self.rows**2, 2), tf.reduce_sum(self.columns**2, 2)
             return of_rows[:, 0] * of_columns[:, 0] + self._beyond_squares(of_rows, of_columns)
         if self.materialise_is_cheaper:
-            self._materialised = tf.matmul(self.rows, self.columns, transpose_a=True)
-            return _squares(self._materialised)
+            self.materialised = tf.matmul(self.rows, self.columns, transpose_a=True)
+            return _squares(self.materialised)
         # Not before the backward pass: it would only lie there.
         with tf.control_dependencies([self.rows, self.columns]):
             rows = tf.matmul(self.rows, self.rows, transpose_b=True)
@@ -128,15 +129,22 @@ class Outer:
         gradient = tf.reshape(gradient, [*leading, *unpermuted])
         return tf.transpose(gradient, [*range(offset), *(axis + offset for axis in self.permutation)])
 
+    @property
+    def large_operand(self) -> str:
+        """Name of what the weighted sum multiplies with the factors, or with what they have scaled."""
+        if self.materialised is not None:
+            return "materialised"
+        return "columns" if self.rows.shape[2] <= self.columns.shape[2] else "rows"
+
     def weighted_sum(self, factors: Factors) -> Any:
-        if self._materialised is not None:
-            gradients = kept(self._materialised, factors)
-            flat = tf.reshape(gradients, [gradients.shape[0], -1])
+        if self.materialised is not None:
+            flat = tf.reshape(self.materialised, [self.materialised.shape[0], -1])
             return self._shaped(tf.matmul(factors.values[None, :], flat), [])
-        if self.rows.shape[2] <= self.columns.shape[2]:
-            rows, columns = scaled(self.rows, factors), kept(self.columns, factors)
+        rows, columns = self.rows, self.columns
+        if self.large_operand == "columns":
+            rows = scaled(rows, factors)
         else:
-            rows, columns = kept(self.rows, factors), scaled(self.columns, factors)
+            columns = scaled(columns, factors)
         rows = tf.reshape(rows, [-1, rows.shape[2]])
         columns = tf.reshape(columns, [-1, columns.shape[2]])
         return self._shaped(tf.matmul(rows, columns, transpose_a=True), [])
@@ -315,6 +323,10 @@ def _tied(table: Gather, kernel: Outer, each: Sequence[Any], total: Any) -> Any:
     return tf.cond(tf.reduce_any(cancelled), formed, lambda: total)
 
 
-def weighted_sum(uses: Sequence[Use], factors: Factors) -> Any:
-    """Sum over units of factor * gradient, shaped like the variable."""
-    return tf.add_n([use.weighted_sum(factors) for use in uses])
+def weighted_sums(of_variables: Sequence[Sequence[Use]], factors: Factors) -> list[Any]:
+    """Sum over units of factor * gradient for each variable, shaped like it, from its uses."""
+    kernels = [use for uses in of_variables for use in uses if isinstance(use, Outer)]
+    large = kept([getattr(kernel, kernel.large_operand) for kernel in kernels], factors)
+    for kernel, operand in zip(kernels, large, strict=True):
+        setattr(kernel, kernel.large_operand, operand)
+    return [tf.add_n([use.weighted_sum(factors) for use in uses]) for uses in of_variables]
