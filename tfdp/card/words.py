@@ -233,7 +233,7 @@ def exclusions(spec: PrivacySpec, inputs: CardInputs) -> tuple[Exclusion, ...]:
         ),
         ("The size of the data", size),
         ("Several releases", "Other models and statistics from the same data add up with this one."),
-        ("Side channels", "How long steps take, and floating-point rounding of the noise, are not modelled."),
+        ("Side channels", "How long steps take, and the rounding of gradients in floating point, are not modelled."),
         (
             "The exact metrics printed below",
             "Loss curves, utility, groups and attacks are computed without noise" + printed,
