@@ -59,3 +59,24 @@ def plan_of():
         return _plan(num_units, batch, steps, noise, clip, rng, seed, more)
 
     return make
+
+
+@pytest.fixture
+def noise_is(monkeypatch):
+    """Replaces the noise by values(shape, step, index); returns the calls (step, index, stddev) made for it."""
+    import numpy as np
+
+    from tfdp.noise import GaussianNoise
+
+    def replace(values):
+        calls = []
+
+        def noisy_means(self, sums, stddev, denominator, *, step):
+            calls.extend((step, index, stddev) for index in range(len(sums)))
+            drawn = [values(total.shape, step, index) for index, total in enumerate(sums)]
+            return [np.float32((total + noise) / denominator) for total, noise in zip(sums, drawn, strict=True)]
+
+        monkeypatch.setattr(GaussianNoise, "noisy_means", noisy_means)
+        return calls
+
+    return replace

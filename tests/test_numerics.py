@@ -12,7 +12,6 @@ import tensorflow as tf
 
 import tfdp
 from tfdp.gradients import METHODS, clipped_gradients
-from tfdp.noise import GaussianNoise
 from tfdp.optimizer import NoisyGradients
 from tfdp.sampling.poisson import PoissonSampler
 
@@ -112,10 +111,10 @@ def test_batches_from_one_unit_to_all(units, method):
 
 
 @pytest.mark.parametrize("drawn", [0, 1, 40])
-def test_a_logical_batch_of_nobody_one_and_all(plan_of, tmp_path, monkeypatch, drawn):
+def test_a_logical_batch_of_nobody_one_and_all(plan_of, tmp_path, noise_is, monkeypatch, drawn):
     """Through a fit: cut into microbatches of 16, padded, added up, divided by the public size."""
     plan = plan_of(num_units=40, batch=8, microbatch=16)
-    monkeypatch.setattr(GaussianNoise, "sample", lambda self, shape, stddev, **_: np.zeros(shape, np.float32))
+    noise_is(lambda shape, step, index: np.zeros(shape))
     monkeypatch.setattr(PoissonSampler, "draw", lambda self: np.arange(drawn))
     x = np.random.default_rng(0).normal(size=(40, FEATURES)).astype(np.float32)
     model = linear()

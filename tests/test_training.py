@@ -13,7 +13,6 @@ from scipy import stats
 
 import tfdp
 from tfdp.errors import MisuseError
-from tfdp.noise import GaussianNoise
 from tfdp.sampling import batches as draws_of_this_process
 from tfdp.sampling.poisson import PoissonSampler
 
@@ -84,24 +83,6 @@ def silent(shape, step, index):
 def telling(shape, step, index):
     """Noise that differs for every value, variable and step."""
     return np.sin(np.arange(np.prod(shape, dtype=int)) + 10 * index + 100 * step).reshape(shape)
-
-
-@pytest.fixture
-def noise_is(monkeypatch):
-    """Replaces the noise; returns the calls that were made for it."""
-
-    def replace(values):
-        calls = []
-
-        def noisy_means(self, sums, stddev, denominator, *, step):
-            calls.extend((step, index, stddev) for index in range(len(sums)))
-            drawn = [values(total.shape, step, index) for index, total in enumerate(sums)]
-            return [np.float32((total + noise) / denominator) for total, noise in zip(sums, drawn, strict=True)]
-
-        monkeypatch.setattr(GaussianNoise, "noisy_means", noisy_means)
-        return calls
-
-    return replace
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ import tensorflow as tf
 
 import tfdp
 from tfdp.errors import MisuseError, PlanError
-from tfdp.noise import GaussianNoise
 from tfdp.sampling.poisson import PoissonSampler
 from tfdp.sampling.units import UnitMap
 
@@ -88,23 +87,20 @@ def clipped_mean(model, indices, clip_norm):
 
 
 @pytest.fixture
-def known(monkeypatch):
+def known(monkeypatch, noise_is):
     """Draws that are given, and noise that differs for every value."""
 
     def replace(*draws):
         rest = iter(draws)
         monkeypatch.setattr(PoissonSampler, "draw", lambda self: np.array(next(rest, []), np.int64))
-        monkeypatch.setattr(GaussianNoise, "sample", noise32)
+        noise_is(values)
 
     return replace
 
 
-def noise(self, shape, stddev, *, step, index):
-    return (stddev * np.sin(np.arange(np.prod(shape, dtype=int)) + 10 * index + 100 * step)).reshape(shape)
-
-
-def noise32(*args, **kwargs):
-    return noise(*args, **kwargs).astype(np.float32)
+def values(shape, step, index):
+    """Noise that differs for every value, variable and step."""
+    return np.sin(np.arange(np.prod(shape, dtype=int)) + 10 * index + 100 * step).reshape(shape)
 
 
 @pytest.mark.parametrize("gradients", ["bookkeeping", "vectorized"])
@@ -132,7 +128,7 @@ def test_updates_are_those_of_a_loop(known, monkeypatch, tmp_path, method, gradi
             norms.append(norm)
             sums = [total + g for total, g in zip(sums, clipped, strict=True)]
         for index, (v, total) in enumerate(zip(reference.trainable_variables, sums, strict=True)):
-            v.assign(v - (total + noise(None, v.shape, plan.noise_stddev, step=step, index=index)) / 2)
+            v.assign(v - (total + values(v.shape, step, index)) / 2)
     assert min(norms) < plan.clip_norm < max(norms)
     for got, wanted in zip(model.get_weights(), reference.get_weights(), strict=True):
         np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=2e-6)
@@ -153,10 +149,10 @@ def test_metrics_see_the_records_in_use_and_no_empty_slot(known, tmp_path):
     assert history["loss"][0] == pytest.approx(np.mean([loss[KEPT[u]].mean() for u in ("u0", "u1", "u3")]), rel=1e-5)
 
 
-def test_a_unit_whose_gradient_is_not_finite_counts_as_zero(known, monkeypatch, tmp_path):
+def test_a_unit_whose_gradient_is_not_finite_counts_as_zero(known, noise_is, monkeypatch, tmp_path):
     plan = tfdp.make_plan(spec_of("user_wise_dp_sgd"))
     known([0, 2])
-    monkeypatch.setattr(GaussianNoise, "sample", lambda self, shape, *a, **k: np.zeros(shape, np.float32))
+    noise_is(lambda shape, step, index: np.zeros(shape))
     x, y, weight = records()
     x[7, 0] = np.nan  # one of three records of u2
     monkeypatch.setitem(globals(), "records", lambda: (x, y, weight))
