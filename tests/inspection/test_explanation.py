@@ -44,7 +44,7 @@ def test_flops_of_a_kernel_in_the_gram_form():
 
 @pytest.mark.quick
 def test_flops_of_a_kernel_in_the_materialised_form():
-    """The products of the plain gradient, unit by unit, and their sum with the factors; every unit's kernel is written."""
+    """The products of the plain gradient, unit by unit, and the sum with the factors; all kernels are written."""
     width, out = 3, 2
     row = _row(tfdp.explain(_dense(width, out, use_bias=False), batch_size=BATCH), "dense")
     assert row.forms == {"kernel": "materialised"}
