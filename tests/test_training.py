@@ -458,7 +458,7 @@ class TestBatchesThatWereTamperedWith:
 
     def test_a_batch_that_names_another_plan(self, plan_of, tmp_path):
         plan, other = plan_of(), plan_of(batch=3)
-        token = tf.constant(draws_of_this_process.plan_token(plan), tf.int64)
+        token = tf.constant([draws_of_this_process.plan_token(plan)], tf.int64)
         batches = tf.data.Dataset.map(
             tfdp.poisson_batches(records(), other), lambda e: type(e)({**e, "tfdp": {**e["tfdp"], "plan": token}})
         )

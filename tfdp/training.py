@@ -135,7 +135,7 @@ class PrivateTrainStep:
             [tf.shape(leaf)[:leading] for leaf in tf.nest.flatten((x, y, sample_weight)) if leaf is not None]
         )
         step = tf.numpy_function(
-            self._redeem, [mark["draw"], mark["plan"], unit_weight, extents], tf.int64, stateful=True
+            self._redeem, [mark["draw"][0], mark["plan"][0], unit_weight, extents], tf.int64, stateful=True
         )
         step.set_shape([])
         with tf.control_dependencies([step]):

@@ -64,7 +64,7 @@ class TestElement:
     def test_specification_is_static_but_for_the_number_of_microbatches(self):
         dataset = poisson_batches(numbered(50), FakePlan(50, 0.2))
         assert dataset.element_spec == {
-            "tfdp": {"draw": tf.TensorSpec([], tf.int64), "plan": tf.TensorSpec([], tf.int64)},
+            "tfdp": {"draw": tf.TensorSpec([1], tf.int64), "plan": tf.TensorSpec([1], tf.int64)},
             "x": {"id": tf.TensorSpec([None, 4], tf.int64), "wide": tf.TensorSpec([None, 4, 2, 3], tf.float32)},
             "y": tf.TensorSpec([None, 4], tf.int64),
             "unit_weight": tf.TensorSpec([None, 4], tf.float32),
@@ -120,7 +120,7 @@ class TestElement:
         for batch in batches:
             assert batch["unit_weight"].shape == (0, 4)
             assert batch["x"]["wide"].shape == (0, 4, 2, 3)
-        assert len({int(batch["tfdp"]["draw"]) for batch in batches}) == 3
+        assert len({int(batch["tfdp"]["draw"][0]) for batch in batches}) == 3
 
     def test_full_batch(self):
         plan = FakePlan(6, 1.0, "full_batch")
@@ -136,7 +136,7 @@ class TestElement:
     def test_plan_token_and_draw_number(self):
         plan = FakePlan(10, 0.5)
         batch = batches_of(poisson_batches(numbered(10), plan), 1)[0]
-        assert batch["tfdp"]["plan"] == plan_token(plan) == 0x0123456789ABCDE
+        assert batch["tfdp"]["plan"][0] == plan_token(plan) == 0x0123456789ABCDE
         assert batch["tfdp"]["draw"].dtype == np.int64
         assert plan_token(FakePlan(1, 0.5, digest="f" * 64)) < 2**63
 
@@ -172,9 +172,9 @@ class TestNoReplay:
         for _ in range(4):
             for batch in dataset.take(5).as_numpy_iterator():
                 seen.add(tuple(units_of(batch)))
-                numbers.append(int(batch["tfdp"]["draw"]))
+                numbers.append(int(batch["tfdp"]["draw"][0]))
         other = poisson_batches(numbered(1000), FakePlan(1000, 0.1))
-        numbers += [int(b["tfdp"]["draw"]) for b in batches_of(other, 3)]
+        numbers += [int(b["tfdp"]["draw"][0]) for b in batches_of(other, 3)]
         assert len(seen) == 20  # two equal draws: probability below 1e-100
         assert len(set(numbers)) == len(numbers)
         assert numbers == sorted(numbers)
@@ -184,7 +184,7 @@ class TestNoReplay:
         code = "from tfdp.sampling import batches; print(next(batches._draw_numbers))"
         command = [sys.executable, "-c", code]
         other = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-        mine = int(batches_of(poisson_batches(numbered(10), FakePlan(10, 0.5)), 1)[0]["tfdp"]["draw"])
+        mine = int(batches_of(poisson_batches(numbered(10), FakePlan(10, 0.5)), 1)[0]["tfdp"]["draw"][0])
         assert abs(mine - other) > 10**6
         assert 2**40 < other < 2**62
 
@@ -202,7 +202,7 @@ class TestNoReplay:
     def test_a_draw_can_be_taken_once_and_says_what_was_drawn(self):
         plan = FakePlan(60, 0.15)
         for batch in batches_of(poisson_batches(numbered(60), plan), 20):
-            number, units = int(batch["tfdp"]["draw"]), len(units_of(batch))
+            number, units = int(batch["tfdp"]["draw"][0]), len(units_of(batch))
             assert take_issued_draw(number) == (units, -(-units // 4), 4, plan_token(plan), b"")
             assert take_issued_draw(number) is None
 
@@ -210,7 +210,7 @@ class TestNoReplay:
         dataset = poisson_batches(numbered(1000), FakePlan(1000, 0.1))
         first, second = iter(dataset), iter(dataset)
         pairs = [(next(first), next(second)) for _ in range(5)]
-        numbers = [int(b["tfdp"]["draw"]) for pair in pairs for b in pair]
+        numbers = [int(b["tfdp"]["draw"][0]) for pair in pairs for b in pair]
         assert len(set(numbers)) == 10
 
     def test_a_seed_repeats_in_another_process_but_never_in_this_one(self):
@@ -247,7 +247,7 @@ class Reader(tf.keras.Model):
             self.seen.append((int(draw), tuple(ids[weight == 1].tolist())))
             return np.float32(weight.sum())
 
-        inputs = [data["tfdp"]["draw"], data["x"]["id"], data["unit_weight"]]
+        inputs = [data["tfdp"]["draw"][0], data["x"]["id"], data["unit_weight"]]
         return {"units": tf.numpy_function(note, inputs, tf.float32)}
 
 

@@ -66,7 +66,7 @@ class TestWhatIsSampled:
         assert batch["y"][0].tolist() == [[2, 4, 6], [1, 5, 0], [3, 0, 0], [0, 0, 0]]
         assert batch["record_weight"][0].sum(1).tolist() == [3, 2, 1, 0]
         assert batch["unit_weight"].tolist() == [[1, 1, 1, 0]]
-        assert take_issued_draw(int(batch["tfdp"]["draw"])).partition == UnitMap.from_ids(IDS).digest
+        assert take_issued_draw(int(batch["tfdp"]["draw"][0])).partition == UnitMap.from_ids(IDS).digest
 
     def test_group_privacy_single_records_of_those_that_stay(self):
         batch = one(FakePlan(unit("group_privacy", k=2), num_records=5))

@@ -154,7 +154,7 @@ def poisson_batches(
     | "x", "y", "sample_weight"     | as the records have them, each leaf [M, m, *R]; absent where they are      |
     | "unit_weight"                 | float32 [M, m]: 1 for a sampled unit, 0 for padding, which comes at the end |
     | "record_weight"               | float32 [M, m, k]: 1 for a record, 0 for an empty slot of a unit; k > 1    |
-    | "tfdp"                        | {"draw": int64, "plan": int64}: number of the draw, token of the plan      |
+    | "tfdp"                        | {"draw": [1], "plan": [1]} int64: number of the draw, token of the plan    |
 
     Args:
         records: one record per row; see `tfdp.sampling.records` for what is understood. A `tf.data.Dataset` is read
@@ -229,7 +229,8 @@ def poisson_batches(
         weight.set_shape([None, size])
         for value, leaf in zip(values, specs, strict=True):
             value.set_shape([None, size, *leaf.shape])
-        mark = {"draw": number, "plan": tf.constant(token, tf.int64)}
+        # One axis: with scalars, a tf.distribute strategy fails in words of its own before it can be refused.
+        mark = {"draw": number[None], "plan": tf.constant([token], tf.int64)}
         return PrivateBatch(tfdp=mark, unit_weight=weight, **rebuild(template, values))
 
     dataset = tf.data.Dataset.counter().map(element, num_parallel_calls=None)
@@ -353,6 +354,11 @@ def _guarded_map(dataset: Any) -> Callable[..., Any]:
         # KerasHub's fit maps its preprocessing over any data; with the preprocessor detached that is the identity.
         if _is_detached_preprocessing(function):
             return dataset
+        if str(getattr(function, "__module__", None)).startswith("tensorflow.python."):
+            raise MisuseError(
+                "Expected no tf.distribute strategy. Received: one that cuts batches for its replicas, which would "
+                "share neither draw nor noise: build, compile and fit the model outside of the strategy's scope."
+            )
         raise MisuseError(
             "Expected the batches of the sampler as they are. Received: a call of .map(). From `fit` of a KerasHub "
             "model: its preprocessor is attached; apply it to the records before poisson_batches and set "
