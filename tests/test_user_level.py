@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import textwrap
 
@@ -92,7 +93,11 @@ def known(monkeypatch, noise_is):
 
     def replace(*draws):
         rest = iter(draws)
-        monkeypatch.setattr(PoissonSampler, "draw", lambda self: np.array(next(rest, []), np.int64))
+        # A pipeline of an earlier test may still be drawing ahead, and must not take them.
+        before = {id(each) for each in gc.get_objects() if isinstance(each, PoissonSampler)}
+        monkeypatch.setattr(
+            PoissonSampler, "draw", lambda self: np.array([] if id(self) in before else next(rest, []), np.int64)
+        )
         noise_is(values)
 
     return replace

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import threading
 import zipfile
 
 import keras
@@ -458,23 +457,23 @@ class TestInterrupt:
     def test_control_c_finishes_the_step_and_leaves_all_of_it(self, plan_of, tmp_path, new_process):
         """A real signal while steps run: checkpoint and ledger have every update, and the rest is trained later."""
         plan = plan_of(steps=5000)
-        model, begun = network(plan), threading.Event()
+        model, taken = network(plan), []
 
-        def begin(batch, logs):
-            if batch == 3:
-                threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
-                begun.set()
+        class InTheThird:
+            def __init__(self, function):
+                self.function = function
 
+            def __call__(self, iterator):
+                taken.append(1)
+                if len(taken) == 3:
+                    signal.raise_signal(signal.SIGINT)
+                return self.function(iterator)
+
+        before = keras.callbacks.LambdaCallback()
+        before.on_train_begin = lambda logs=None: setattr(model, "train_function", InTheThird(model.train_function))
         with pytest.raises(KeyboardInterrupt):
-            train(
-                plan,
-                tmp_path,
-                model=model,
-                epochs=1,
-                steps=5000,
-                callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=begin)],
-            )
-        assert begun.is_set()
+            train(plan, tmp_path, model=model, epochs=1, steps=5000, before=[before])
+        assert len(taken) == updates(model) == 3
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
         record = read_ledger(tmp_path / "ledger.jsonl")
         found = read_checkpoint(tmp_path / "checkpoint")
