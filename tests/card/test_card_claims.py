@@ -322,3 +322,69 @@ class TestMembershipBounds:
         assert max_true_positive_rate(math.inf, 1e-5, 0.01) == 1.0
         assert max_membership_advantage(math.inf, 1e-5) == 1.0
         assert max_true_positive_rate(1e4, 1e-5, 0.01) == 1.0
+
+
+UNITS = {
+    "example": {"kind": "example", "description": "one mail"},
+    "sequence": {"kind": "sequence", "description": "1024 tokens after packing", "sequence_length": 1024},
+    "document": {"kind": "document", "description": "a file", "id_field": "file", "max_records_per_unit": 1},
+    "user": {"kind": "user", "description": "a sender", "id_field": "from", "max_records_per_unit": 1},
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "stated", "scope", "status"),
+    [
+        ("user", "none", None, "no access"),
+        ("user", "exact", "unit", "covered"),
+        ("document", "near", "unit", "covered"),
+        ("user", "exact", "all", "not covered"),
+        ("user", "none", "all", "not covered"),  # what was done counts, and not what the spec forgot
+        ("user", "near", None, "not stated"),
+        ("example", "exact", None, "not covered"),  # a unit of one record has nothing but others to be compared with
+        ("sequence", "near", "unit", "not covered"),
+    ],
+)
+def test_removal_of_duplicates(run, kind, stated, scope, status):
+    claim = {**run.SPEC["claim"], "privacy_unit": UNITS[kind]}
+    details = {} if scope is None else {"deduplication_scope": scope}
+    run.train(run.plan(claim=claim, data={"deduplication": stated})).export(details=details)
+    (access,) = [row for row in run.card["data_accesses"] if row["name"] == "Removal of duplicates"]
+    assert access["status"] == status
+    assert run.card["data"]["deduplication_scope"] == scope
+    assert check_card(run.directory) == []
+    assert ("may depend on the records of another" in access["note"]) == (status in ("not covered", "not stated"))
+    (duplicates,) = [row for row in run.card["not_covered"] if row["what"].startswith("Duplicates")]
+    assert ("one unit's data decided" in duplicates["why"]) == (scope == "all")
+
+
+def test_a_run_without_a_claim_covers_no_removal_of_duplicates(run):
+    claim = {**run.SPEC["claim"], "privacy_unit": UNITS["user"]}
+    run.train(quiet(run.plan(claim=claim))).export(details={"deduplication_scope": "unit"})
+    (access,) = [row for row in run.card["data_accesses"] if row["name"] == "Removal of duplicates"]
+    assert access["status"] == "not covered"
+
+
+def test_another_scope_of_duplicates_is_refused(run):
+    with pytest.raises(CardError, match="deduplication_scope"):
+        run.train().export(details={"deduplication_scope": "senders"})
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("example", ["several examples"]),
+        ("sequence", ["cut is protected only piece by piece", "texts of several people", "not in one document"]),
+        ("document", ["All pieces of a document are protected together", "several documents"]),
+        ("user", None),
+    ],
+)
+def test_what_a_unit_that_is_no_person_leaves_open(run, kind, words):
+    run.train(run.plan(claim={**run.SPEC["claim"], "privacy_unit": UNITS[kind]})).export()
+    why = [row["why"] for row in run.card["not_covered"] if row["what"] == "Several units of one person"]
+    assert len(why) == (words is not None)
+    for part in words or []:
+        assert part in why[0]
+        assert part in run.markdown
+        assert part in run.html
+    assert run.card["guarantee"]["user_level"]["possible"] == (kind == "user")

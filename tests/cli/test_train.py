@@ -218,6 +218,21 @@ def test_random_chunks_need_a_method_that_samples_whole_units(run, files, tmp_pa
     assert "PS009" in out
 
 
+def test_the_card_says_how_duplicates_were_removed(run, files, tmp_path):
+    arguments = [*files(), "--model", "gpt2:tiny"]
+    path, out = tmp_path / "mails.jsonl", tmp_path / "unique.jsonl"
+    fields = ["--text-field", "body", "--id-field", "writer"]
+    with pytest.raises(SystemExit):
+        main(["data", "dedup", str(path), "-o", str(out), *fields])
+    arguments[arguments.index("--data") + 1] = str(out)
+    assert run(*arguments)[0] == 0
+    assert json.loads((tmp_path / "run" / "MODEL_CARD.json").read_text())["data"]["deduplication_scope"] == "unit"
+    out.write_bytes(out.read_bytes() + b"\n")
+    code, _, err = run(*arguments)
+    assert code == 1
+    assert "changed since" in err
+
+
 def test_a_spec_that_does_not_pass_review_trains_nothing(run, files, tmp_path):
     code, out, _ = run(*files(noise=0.3), "--model", "gpt2:tiny")
     assert code == 1

@@ -91,6 +91,7 @@ def build_card(record: LedgerRecord, inputs: CardInputs) -> PrivacyCard:
             num_records=spec.data.num_records,
             size_is_public=spec.data.size_is_public,
             deduplication=spec.data.deduplication,
+            deduplication_scope=inputs.deduplication_scope,
             contribution_map=words.contribution_map(spec),
         ),
         utility=Utility(metrics=inputs.metrics, training=inputs.training),

@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError
 
 from tfdp.card.model import (
     Attack,
+    DeduplicationScope,
     Digest,
     Direction,
     FileName,
@@ -34,6 +35,7 @@ _DETAIL_KEYS = (
     "licence",
     "citation",
     "data_source",
+    "deduplication_scope",
     "command",
     "hardware",
     "timings",
@@ -74,6 +76,7 @@ class CardInputs(Section):
     licence: Text | None = None
     citation: Text | None = None
     data_source: Text | None = None
+    deduplication_scope: DeduplicationScope | None = None
     command: Text | None = None
     hardware: Text | None = None
     timings: dict[Text, float] = Field(default_factory=dict)
@@ -105,6 +108,7 @@ def inputs_of(card: PrivacyCard) -> CardInputs:
         licence=card.legal.licence,
         citation=card.legal.citation,
         data_source=card.data.source,
+        deduplication_scope=card.data.deduplication_scope,
         command=card.provenance.command,
         hardware=card.provenance.hardware,
         timings=card.provenance.timings,

@@ -180,6 +180,9 @@ class Exclusion(Section):
     why: Text
 
 
+DeduplicationScope = Literal["unit", "all"]
+
+
 class Data(Section):
     """6. The private data, in public facts."""
 
@@ -188,6 +191,8 @@ class Data(Section):
     num_records: Count | None
     size_is_public: bool
     deduplication: str
+    deduplication_scope: DeduplicationScope | None
+    """Among which records duplicates were looked for: those of the same unit, or all. null: not stated."""
     contribution_map: Text
 
 

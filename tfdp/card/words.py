@@ -40,6 +40,21 @@ _DEDUPLICATION = {
     "near": "The spec states that near duplicates were removed before training, which tfdp does not check.",
 }
 
+_SCOPE = {
+    None: "",
+    "unit": " They were looked for within each unit only, so that copies in other units stay.",
+    "all": " They were looked for across units, so that one unit's data decided what another's contribute.",
+}
+# What a unit that is no person does not protect.
+_SEVERAL_UNITS = {
+    "example": "A person with several examples is protected less with each; nothing bounds how many they have.",
+    "sequence": "A person, or a document, in several sequences is protected less with each. Where texts were packed "
+    "into sequences before sampling, a document that was cut is protected only piece by piece, a sequence may hold "
+    "texts of several people, and the claim compares data sets that differ in one sequence, not in one document.",
+    "document": "All pieces of a document are protected together; a person with several documents is protected less "
+    "with each, and a document under two names is two.",
+}
+
 # What Keras and the callback put into a history without looking at private data.
 _PUBLIC_HISTORY = {"epsilon", "learning_rate", "steps"}
 
@@ -152,6 +167,7 @@ def data_accesses(
             note=f"{account.steps_executed:,} noisy steps in the ledger; epsilon counts these and nothing else.",
         ),
         _tuning(spec, inputs),
+        _deduplication(spec, inputs, claimed=claimed),
         DataAccess(
             name="Choice of the clip norm",
             status="not stated",
@@ -188,6 +204,21 @@ def _tuning(spec: PrivacySpec, inputs: CardInputs) -> DataAccess:
     return DataAccess(name=name, status="not covered", note=f"The spec states {trials} on private data, {where}.")
 
 
+def _deduplication(spec: PrivacySpec, inputs: CardInputs, *, claimed: bool) -> DataAccess:
+    """Within a unit it is a part of what the unit contributes; across units one unit decides about another."""
+    name, unit, scope = "Removal of duplicates", spec.claim.privacy_unit.kind, inputs.deduplication_scope
+    if scope is None and spec.data.deduplication == "none":
+        return DataAccess(name=name, status="no access", note="The spec states that duplicates were not removed.")
+    alone = unit in ("example", "sequence")  # whose only record has none of its own unit to be compared with
+    if scope == "unit" and not alone:
+        note = f"Within each {unit}, by its own records alone: a part of what it contributes."
+        return DataAccess(name=name, status="covered" if claimed else "not covered", note=note)
+    across = f"whether a record of one {unit} was kept may depend on the records of another"
+    if scope is not None or alone:
+        return DataAccess(name=name, status="not covered", note=f"Across units: {across}.")
+    return DataAccess(name=name, status="not stated", note=f"Not covered if it was done across units: {across} then.")
+
+
 def _progress(inputs: CardInputs) -> DataAccess:
     shown = ", ".join(sorted(set(inputs.training or {}) - _PUBLIC_HISTORY))
     return DataAccess(
@@ -214,6 +245,7 @@ def _evaluation(inputs: CardInputs) -> DataAccess:
 def exclusions(spec: PrivacySpec, inputs: CardInputs) -> tuple[Exclusion, ...]:
     """What a reader might take the guarantee for, and it is not."""
     unit = spec.claim.privacy_unit.kind
+    several = [("Several units of one person", _SEVERAL_UNITS[unit])] if unit in _SEVERAL_UNITS else []
     size = (
         "The spec declares the size public; it and everything computed from it are printed here."
         if spec.data.size_is_public
@@ -229,8 +261,10 @@ def exclusions(spec: PrivacySpec, inputs: CardInputs) -> tuple[Exclusion, ...]:
         (
             "Duplicates and shared records",
             f"A text that stands in several units is protected less than one {unit} is. "
-            + _DEDUPLICATION[spec.data.deduplication],
+            + _DEDUPLICATION[spec.data.deduplication]
+            + _SCOPE[inputs.deduplication_scope],
         ),
+        *several,
         ("The size of the data", size),
         ("Several releases", "Other models and statistics from the same data add up with this one."),
         ("Side channels", "How long steps take, and the rounding of gradients in floating point, are not modelled."),

@@ -58,7 +58,8 @@ def export(
             "tpr_at_fpr": {0.01: ...}, "epsilon_lower_bound", "confidence"}, and more of these under "attacks".
         history: values per epoch; default `model.history.history` where there is one.
         details: "title", "model_name", "intended_use", "limits", "licence", "citation", "data_source", "command",
-            "hardware", "timings" (name to seconds), "spent_before" (epsilon of earlier releases).
+            "hardware", "timings" (name to seconds), "spent_before" (epsilon of earlier releases), "deduplication_scope"
+            ("unit" or "all": among which records duplicates were looked for; see `tfdp.sampling.dedup`).
         clock: gives the time on the card; for tests.
 
     Returns:

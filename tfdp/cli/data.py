@@ -1,10 +1,12 @@
-"""`tfdp data`: what the records of a file say about privacy units."""
+"""`tfdp data`: what the records of a file say about privacy units, and which of them repeat others."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
 import typer
+
+from tfdp.cli import dedup
 
 _EXAMPLE = """Examples:
 
@@ -22,6 +24,7 @@ def register(app: typer.Typer) -> None:
     data = typer.Typer(help="Look at private data: exact statistics, which no epsilon covers.", no_args_is_help=True)
     data.callback()(_group)
     data.command("report", epilog=_EXAMPLE)(report)
+    data.command("dedup", epilog=dedup.EXAMPLE)(dedup.dedup)
     app.add_typer(data, name="data")
 
 

@@ -77,6 +77,7 @@ def train(
     from rich.console import Console
 
     from tfdp.cli.startup import quiet_start
+    from tfdp.datasets.notes import read_note, scope_for
     from tfdp.findings import errors
     from tfdp.review import review
     from tfdp.sampling.claims import claims_whole_unit
@@ -92,9 +93,9 @@ def train(
         console.print(str(finding), style="red" if finding.severity == "error" else "yellow", markup=False)
     if errors(findings):
         raise typer.Exit(1)
-    records = read_text_records(
-        data, text_field=text_field, id_field=_chosen_id_field(reviewed, id_field), drop_missing=drop_missing
-    )
+    chosen = _chosen_id_field(reviewed, id_field)
+    deduplicated = scope_for(read_note(data), chosen)
+    records = read_text_records(data, text_field=text_field, id_field=chosen, drop_missing=drop_missing)
     records, held_out = split_held_out(records, holdout)
 
     with quiet_start():
@@ -132,6 +133,7 @@ def train(
         details={
             "model_name": model if lora_rank is None else f"{model}, LoRA of rank {lora_rank}",
             "data_source": f"{os.path.basename(data)}, field {text_field}",
+            "deduplication_scope": deduplicated,
             "command": shlex.join(command) + f" (sequence length {sequence_length}, {optimizer}, rate "
             f"{learning_rate:g})",
         },
