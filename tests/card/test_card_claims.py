@@ -232,6 +232,7 @@ def test_data_accesses(run):
     assert status == {
         "Training": "covered",
         "Tuning of hyperparameters": "not covered",
+        "Removal of duplicates": "not covered",  # of examples: across units
         "Choice of the clip norm": "not stated",
         "Choice of the checkpoint": "not stated",
         "Metrics in the progress bar": "not covered",
