@@ -218,12 +218,13 @@ def test_no_bytes_stop_the_reader(headers, body):
     assert "cannot be parsed" not in counts.malformed  # that would be a case that was not foreseen
 
 
+@pytest.fixture(scope="module")
+def contents(shared):
+    return list(read_archive(shared / "data" / "enron" / "enron_inbox_subset.tar.gz"))
+
+
 class TestRealMails:
     """Counts that the description of the data sets states."""
-
-    @pytest.fixture(scope="class")
-    def contents(self, shared):
-        return list(read_archive(shared / "data" / "enron" / "enron_inbox_subset.tar.gz"))
 
     def test_enron(self, contents):
         counts = MailCounts()
