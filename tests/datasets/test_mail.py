@@ -254,7 +254,7 @@ class TestRealMails:
         assert sum(n > 1 for n in groups.values()) == 779
         both = [message for message in map(email.message_from_bytes, contents) if message["Cc"]]
         assert len(both) == 4359
-        assert all(addresses(message["Cc"]) == addresses(message["Bcc"]) for message in both)
+        assert all(addresses(str(message["Cc"])) == addresses(str(message["Bcc"])) for message in both)
         assert max(len(one.recipients) for one in parsed) >= 302
 
     def test_odd_cases(self, shared):
