@@ -381,10 +381,18 @@ class TestUnknownFields:
         [
             ("epochs: 15", "epoch: 15", "Did you mean epochs?"),
             ("clip_norm: 1.0", "clip_norm: 1.0\n  nois_multiplier: 1", "Did you mean noise_multiplier?"),
-            ("clip_norm: 1.0", "clip_norm: 1.0\n  steps: 1", "Did you mean sampling.steps?"),
+            (
+                "clip_norm: 1.0",
+                "clip_norm: 1.0\n  steps: 1",
+                "steps stands under mechanism and belongs in sampling: move it there.",
+            ),
             ("clip_norm: 1.0", "clip_norm: 1.0\n  dleta: 1", "Did you mean claim.delta?"),
             ("clip_norm: 1.0", "clip_norm: 1.0\n  zzz: 1", "Known here: clip_norm, noise_multiplier, rng."),
-            ("data:", "privacy_unit: {}\ndata:", "Did you mean claim.privacy_unit?"),
+            (
+                "data:",
+                "privacy_unit: {}\ndata:",
+                "privacy_unit stands at the top level and belongs in claim. It is there already: delete it here.",
+            ),
         ],
     )
     def test_nearest_name(self, old, new, suggestion):

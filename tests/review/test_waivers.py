@@ -54,6 +54,14 @@ def test_what_cannot_be_waived(finding, says):
     assert says in problem.message
 
 
+@pytest.mark.parametrize("owner", ["Ada", ""])
+def test_what_cannot_be_waived_is_not_to_be_renewed(owner):
+    """A later day or an owner would not help: the only advice is to delete it."""
+    result = judged(BASE, LAST_DAY + datetime.timedelta(days=1), owner=owner, finding="PS020")
+    assert ids(result) == [("PS062", "warning")]
+    assert result.findings[0].fix == "Delete the waiver: it has no effect."
+
+
 def test_an_error_stays_and_says_that_its_waiver_has_no_effect():
     result = judged(BASE.replace("deduplication", "num_records: 60000\n  deduplication"), finding="PS040")
     assert ids(result) == [], "a waiver of what is not there is silent: it may be there with --data or --run"

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import datetime
+import io
 import json
 import re
 
 import pytest
+from ruamel.yaml import YAML
 
 from tfdp.review import review
 from tfdp.review.catalogue import BASE
+from tfdp.review.waivers import apply_waivers
 from tfdp.spec import PrivacySpec
 
 # Words of the libraries, which say nothing to somebody who writes a spec.
@@ -103,10 +107,6 @@ def only(text, format, id):
 @pytest.mark.parametrize("case", CASES)
 def test_a_line_to_copy_is_in_the_notation_of_the_file(case):
     """Copied to where the remedy says, it mends a spec in either notation."""
-    import io
-
-    from ruamel.yaml import YAML
-
     text, id = CASES[case], case.split()[0]
     finding = only(text, "yaml", id)
     spaces, line = re.search(r"Such as, after (\d+) spaces: (.*)$", finding.fix).groups()
@@ -123,3 +123,127 @@ def test_a_line_to_copy_is_in_the_notation_of_the_file(case):
     finding = only(json.dumps(values, indent=2), "json", id)
     line = re.search(r"Such as: (.*)$", finding.fix)[1]
     assert json.loads(f"{{{line}}}"), "a field of JSON"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "id", "line"),
+    [
+        ("claim.data_accesses", "training", "PS000", ["training"]),
+        ("claim.data_accesses", "training, tuning", "PS000", ["training", "tuning"]),
+        ("sampling.scheme", "shuffle", "PS010", {"scheme": "poisson"}),
+        ("data.deduplication", "none", "PS008", {"deduplication": "exact"}),
+        ("mechanism.rng", "prng", "PS042", {"rng": "csprng"}),
+        ("sampling.expected_batch_size", 70000, "PS013", {"expected_batch_size": 60000}),
+        ("waivers", [{"finding": "PS050", "reason": "r", "expires": "2999-01-01"}], "PS061", {"owner": "Ada Lovelace"}),
+        ("waivers", [{"finding": "PS050", "reason": "r", "expires": "2001-01-01"}], "PS060", {"expires": "2026-02-26"}),
+    ],
+)
+def test_what_to_write_in_a_json_file_is_json(path, value, id, line):
+    """In YAML the same remedy is written without quotes."""
+    spec = YAML(typ="safe", pure=True).load(io.StringIO(BASE))
+    section, _, name = path.rpartition(".")
+    (spec[section] if section else spec)[name] = value
+    text = io.StringIO()
+    YAML().dump(spec, text)
+    written = json.dumps(line) if isinstance(line, list) else json.dumps(line)[1:-1]
+    assert written in judged(json.dumps(spec), "json", id).fix
+    assert written.replace('"', "") in judged(text.getvalue(), "yaml", id).fix
+
+
+def test_a_whole_waiver_is_written_in_json():
+    spec = YAML(typ="safe", pure=True).load(io.StringIO(BASE))
+    spec["waivers"] = [{"finding": "PS050", "reason": "r", "expires": "2001-01-01"}]
+    fix = judged(json.dumps(spec), "json", "PS060").fix
+    waiver = json.loads(fix.split("A waiver is written: ")[1])
+    assert (waiver["finding"], list(waiver)) == ("PS050", ["finding", "reason", "owner", "expires"])
+
+
+def judged(text, format, id):
+    specs, faults = PrivacySpec.all_from_text(text, format)
+    day = datetime.date(2025, 11, 28)
+    found = [*faults, *(f for spec in specs for f in apply_waivers(spec, review(spec), day).findings)]
+    return next(finding for finding in found if finding.id == id)
+
+
+@pytest.mark.parametrize(
+    ("text", "says", "fix"),
+    [
+        ('{"a": ["training" }', "} in place of ]", "Write ] there: what begins with [ ends with ]."),
+        ('{"a": [ }', "} in place of ]", "Write ] there"),
+        ('{"a": {"b": 1]}', "] in place of }", "Write } there: what begins with { ends with }."),
+        ('{"epsilon": 08}', "a leading zero", "Write 8:"),
+        ('{"epsilon": -007.5}', "a leading zero", "Write -7.5:"),
+        ('{"epsilon": 00.5}', "a leading zero", "Write 0.5:"),
+        ('{"a": True}', "the word True", "Write true"),
+        ('{"a": None, "b": 1}', "the word None,", "Write null"),
+        ('{"epsilon":\u00a08}', "a no-break space (U+00A0)", "Write a plain space in place of the no-break space"),
+    ],
+)
+def test_what_is_wrong_with_a_value_of_json(text, says, fix):
+    _, (finding,) = PrivacySpec.all_from_text(text, "json")
+    assert says in finding.message
+    assert finding.fix.startswith(fix)
+
+
+@pytest.mark.parametrize("text", ['{"a": 100 8}', '{"a": 0.0 1}', '{"a": [10, 20 30]}'])
+def test_a_zero_that_leads_nothing(text):
+    _, (finding,) = PrivacySpec.all_from_text(text, "json")
+    assert "no comma between" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("num_units: 60000", "num_units: =", "received =, which YAML keeps for itself"),
+        ("num_units: 60000", "num_units: <<", "received <<, which YAML keeps for itself"),
+        ("num_units: 60000", "num_units: !!binary MQ==", "received the tag !!binary"),
+    ],
+)
+def test_what_yaml_keeps_for_itself(old, new, says):
+    assert BASE.count(old) == 1
+    _, (finding,) = PrivacySpec.all_from_text(BASE.replace(old, new))
+    assert says in finding.message
+    assert finding.where == "data.num_units"
+
+
+@pytest.mark.parametrize("text", ["claim: [", "claim: {", "claim: [a,"])
+def test_a_bracket_that_nothing_follows(text):
+    _, (finding,) = PrivacySpec.all_from_text(text)
+    assert "the end of the file in place of a value" in finding.message
+    assert "Is a bracket not closed" in finding.fix
+
+
+@pytest.mark.parametrize(
+    ("new", "fix"),
+    [
+        ("epsilon: \u00a01.2", "Delete the no-break space (U+00A0) before '1.2'"),
+        ("epsilon: 1.2\u00a0", "Delete the no-break space (U+00A0) behind '1.2'"),
+        ("epsilon: 1\u202f200", "Delete the narrow no-break space (U+202F) behind '1'"),
+        ("epsilon:\u00a01.2", "Write a plain space in place of the no-break space (U+00A0) on line 3, column 11."),
+        ("\u00a0epsilon: 1.2", "Delete the no-break space (U+00A0) before 'epsilon'"),
+        ("epsilon\u200b: 1.2", "Delete the zero width space (U+200B) behind 'epsilon'"),
+    ],
+)
+def test_a_character_that_looks_like_a_space(new, fix):
+    assert BASE.splitlines()[2] == "  epsilon: 1.2"
+    _, (finding,) = PrivacySpec.all_from_text(BASE.replace("epsilon: 1.2", new))
+    assert finding.fix.startswith(fix)
+    assert finding.line == 3
+
+
+def test_a_free_text_may_have_any_space():
+    text = BASE.replace("description: ", "description: a\u00a0b, ", 1)
+    assert text != BASE
+    assert not PrivacySpec.all_from_text(text)[1]
+
+
+@pytest.mark.parametrize("comment", ["# c\u2028x\n  num_units: 60000", "num_units: 60000 # c\u2028x"])
+def test_a_line_separator_in_a_comment(comment):
+    _, (finding,) = PrivacySpec.all_from_text(BASE.replace("num_units: 60000", comment))
+    assert finding.fix == "Delete the line separator (U+2028) at the end of line 11: YAML begins a new line there."
+
+
+@pytest.mark.parametrize("text", ["a: [\n...\n", "- [\n..."])
+def test_a_document_that_ends_in_a_bracket(text):
+    _, (finding,) = PrivacySpec.all_from_text(text)
+    assert "the end of the document in place of a value" in finding.message

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
 import re
 
 import pytest
+from ruamel.yaml import YAML
 
 from tfdp.review.catalogue import BASE
 from tfdp.spec import PrivacySpec
@@ -14,6 +16,13 @@ from tfdp.spec.naming import meant
 from tfdp.spec.numbers import rounded_down, rounded_up, shown
 
 VALUES = PrivacySpec.from_text(BASE).to_dict()
+RAW = YAML(typ="safe", pure=True).load(io.StringIO(BASE))
+
+
+def _yaml(values) -> str:
+    written = io.StringIO()
+    YAML().dump(values, written)
+    return written.getvalue()
 
 
 def faults(text: str, format: str = "yaml"):
@@ -53,7 +62,27 @@ class TestMisspelt:
 
     def test_a_field_in_the_wrong_section(self):
         text = changed("  epsilon: 1.2\n", "").replace("clip_norm", "epsilon: 1.2\n  clip_norm")
-        assert fault(text).fix == "Did you mean claim.epsilon?"
+        assert fault(text).fix == "epsilon stands under mechanism and belongs in claim: move it there."
+
+    @pytest.mark.parametrize(("name", "into"), [("data", "claim"), ("sampling", "mechanism"), ("claim", "sampling")])
+    def test_a_section_placed_too_deep(self, name, into):
+        values = copy.deepcopy(RAW)
+        values[into][name] = values.pop(name)
+        stands = f"{name} stands under {into} and belongs at the top level: move it out"
+        for text, format, how in (
+            (_yaml(values), "yaml", ": no indentation."),
+            (json.dumps(values), "json", " of the braces."),
+        ):
+            (finding,) = faults(text, format)
+            assert (finding.where, finding.fix) == (f"{into}.{name}", f"{stands}{how}")
+
+    def test_a_section_that_is_there_twice(self):
+        fix = fault(changed("mechanism:\n", "mechanism:\n  data: {num_units: 3}\n")).fix
+        assert fix == "data stands under mechanism and belongs at the top level. It is there already: delete it here."
+
+    def test_a_field_without_its_section(self):
+        fix = faults(changed("data:\n", "clip_norm: 3.0\ndata:\n").replace("  clip_norm: 1.0\n", ""))[0].fix
+        assert fix == "clip_norm stands at the top level and belongs in mechanism: move it there."
 
     def test_what_is_there_already_is_to_be_deleted(self):
         fix = fault(changed("  epochs: 15", "  epochs: 15\n  batch_size: 256")).fix

@@ -72,7 +72,7 @@ def method_protects_unit(spec: PrivacySpec) -> Iterator[Finding]:
             f"expected a method that covers all {records} records of {with_article(unit.kind)}, received native, "
             "which samples and clips each record on its own and hides one record only."
         )
-        fix = "Use user_wise_dp_sgd or group_privacy, or max_records_per_unit: 1."
+        fix = f"Use user_wise_dp_sgd or group_privacy, or {spec.snippet('max_records_per_unit', '1')}."
         yield spec.finding("PS009", Severity.ERROR, path, message, fix)
     if unit.max_tokens_per_unit is not None and unit.method != "user_wise_dp_sgd":
         message = (
@@ -111,7 +111,7 @@ def duplicates_are_removed(spec: PrivacySpec) -> Iterator[Finding]:
             f"expected duplicates to be removed with {with_article(unit.kind)} unit, received deduplication none: of a "
             "text that occurs twice the claim hides one copy, and the other stays in the data."
         )
-        fix = "Remove exact duplicates at least, and write deduplication: exact."
+        fix = f"Remove exact duplicates at least, and write {spec.snippet('deduplication', 'exact')}."
         yield spec.finding("PS008", Severity.WARNING, ("data", "deduplication"), message, fix)
 
 
@@ -167,7 +167,8 @@ def randomness_is_secret(spec: PrivacySpec) -> Iterator[Finding]:
     """PS042."""
     if spec.mechanism.rng != "csprng":
         message = f"expected randomness from the operating system, received {spec.mechanism.rng}: for tests only."
-        yield spec.finding("PS042", Severity.NOTE, ("mechanism", "rng"), message, "Write rng: csprng for a release.")
+        fix = f"Write {spec.snippet('rng', 'csprng')} for a release."
+        yield spec.finding("PS042", Severity.NOTE, ("mechanism", "rng"), message, fix)
 
 
 def claim_fits_budget(spec: PrivacySpec) -> Iterator[Finding]:

@@ -51,7 +51,7 @@ def compare(spec: PrivacySpec, data: Contributions) -> Iterator[Finding]:
             f"expected data without duplicates, as deduplication {spec.data.deduplication} says, received "
             f"{data.duplicates} of them."
         )
-        fix = "Deduplicate what training will read, or write deduplication: none."
+        fix = f"Deduplicate what training will read, or write {spec.snippet('deduplication', 'none')}."
         yield spec.finding("PS008", Severity.WARNING, ("data", "deduplication"), message, fix)
     for name in ("num_units", "num_records"):
         stated, counted = getattr(spec.data, name), getattr(data, name)
@@ -72,7 +72,7 @@ def compare(spec: PrivacySpec, data: Contributions) -> Iterator[Finding]:
         size = getattr(spec.sampling, name)
         if size is not None and there is not None and size > there:
             message = f"expected {name} of at most the {there} that the data hold, received {shown(size)}."
-            fix = f"Write {name}: {there} or less. Then tfdp account says what it costs."
+            fix = f"Write {spec.snippet(name, str(there))} or less. Then tfdp account says what it costs."
             yield spec.finding("PS013", Severity.ERROR, ("sampling", name), message, fix)
     if data.clip_norm_source == "private":
         message = (

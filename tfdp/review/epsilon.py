@@ -72,7 +72,9 @@ def _earned(spec: PrivacySpec, *, calibrated: bool) -> Iterator[Finding]:
 
 def _remedy(spec: PrivacySpec, schedule: Schedule, cost: float) -> str:
     """Each way out in numbers: they are certified or rounded so that they pass."""
-    claim = f", or claim.epsilon: {rounded_up(cost)}, which is what it costs" if math.isfinite(cost) else ""
+    claim = ""
+    if math.isfinite(cost):
+        claim = f", or {spec.snippet('claim.epsilon', str(rounded_up(cost)))}, which is what it costs"
     try:
         sigma = costs.least_noise(spec, schedule)
     except AccountingError:
@@ -81,7 +83,8 @@ def _remedy(spec: PrivacySpec, schedule: Schedule, cost: float) -> str:
         ways = f"Raise mechanism.noise_multiplier (null calibrates it), or lower the steps{claim}."
         return f"{ways} {_command(spec, schedule)} says how much noise the claim takes."
     return (
-        f"Write mechanism.noise_multiplier: {shown(sigma)}, the least that keeps the claim{claim}, or take fewer steps."
+        f"Write {spec.snippet('mechanism.noise_multiplier', shown(sigma))}, the least that keeps the claim{claim}, "
+        "or take fewer steps."
     )
 
 

@@ -32,8 +32,8 @@ def shuffled_batches(spec: PrivacySpec) -> Iterator[Finding]:
         except AccountingError as error:
             message += f" What it costs without amplification is unknown: {error}"
     fix = (
-        "Write scheme: poisson with the same expected batch size. The accountant models it, and PS020 or "
-        "tfdp calibrate then says how much noise the claim takes."
+        f"Write {spec.snippet('scheme', 'poisson')} with the same expected batch size. The accountant models it, and "
+        "PS020 or tfdp calibrate then says how much noise the claim takes."
     )
     yield spec.finding("PS010", Severity.ERROR, ("sampling", "scheme"), message, fix)
 
@@ -50,8 +50,8 @@ def accountant_models_sampler(spec: PrivacySpec) -> Iterator[Finding]:
             "received rdp, which counts it once: its epsilon would be too small."
         )
         fix = (
-            "Write accountant.name: pld, which counts it twice and needs more noise (tfdp calibrate says how much), or "
-            "claim adjacency add_or_remove_one."
+            f"Write {spec.snippet('accountant.name', 'pld')}, which counts it twice and needs more noise (tfdp "
+            "calibrate says how much), or claim adjacency add_or_remove_one."
         )
         yield spec.finding("PS017", Severity.ERROR, path, message, fix)
         return
@@ -78,7 +78,7 @@ def _what_is_modelled(spec: PrivacySpec, schedule: Schedule) -> str:
             known_gap = (changed.accountant.name, changed.claim.adjacency) == ("rdp", "replace_one")
             if value != getattr(part, field) and not known_gap and costs.unsupported_reason(changed, schedule) is None:
                 also = " (and delete truncated_batch_size)" if spec.sampling.truncated_batch_size is not None else ""
-                ways.append(f"{section}.{field}: {value}{also if field == 'scheme' else ''}")
+                ways.append(f"{spec.snippet(f'{section}.{field}', value)}{also if field == 'scheme' else ''}")
     if not ways:
         return "Choose another accountant, adjacency or scheme."
     return f"Write {' or '.join(ways)}. Then tfdp calibrate says how much noise the claim takes."
@@ -91,13 +91,15 @@ def batch_fits_data(spec: PrivacySpec) -> Iterator[Finding]:
         message = f"expected a probability of at most 1, received {shown(sampling.probability)}."
         fix = "Write q between 0 and 1, such as 0.01."
         if 1 < sampling.probability <= most and sampling.expected_batch_size is None:
-            fix += f" Is it a batch size? Then write expected_batch_size: {shown(sampling.probability)} instead."
+            instead = spec.snippet("expected_batch_size", shown(sampling.probability))
+            fix += f" Is it a batch size? Then write {instead} instead."
         yield spec.finding("PS013", Severity.ERROR, ("sampling", "probability"), message, fix)
     for field in ("expected_batch_size", "truncated_batch_size"):
         size = getattr(sampling, field)
         if size is not None and not size <= most:
             message = f"expected {field} of at most {name} = {most}, received {shown(size)}."
-            fix = f"Write {field}: {most} or less, or correct {name}. Then tfdp account says what it costs."
+            fix = f"Write {spec.snippet(field, str(most))} or less, or correct {name}. "
+            fix += "Then tfdp account says what it costs."
             yield spec.finding("PS013", Severity.ERROR, ("sampling", field), message, fix)
 
 
@@ -117,7 +119,8 @@ def size_is_known(spec: PrivacySpec) -> Iterator[Finding]:
         f"{shown(sampling.expected_batch_size)}: divided by that number it gives q, and add_or_remove_one protects the "
         f"number."
     )
-    fix = "Write sampling.probability, or state size_is_public: true, or claim zero_out or replace_one."
+    public = spec.snippet("size_is_public", "true")
+    fix = f"Write sampling.probability, or state {public}, or claim zero_out or replace_one."
     yield spec.finding("PS018", Severity.NOTE, ("sampling", "expected_batch_size"), message, fix)
 
 

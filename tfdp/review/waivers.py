@@ -15,7 +15,12 @@ from tfdp.findings import Finding, Severity
 from tfdp.review.catalogue import CATALOGUE
 from tfdp.spec import PrivacySpec, Waiver
 
-SYNTAX = '{{finding: {id}, reason: "why it is acceptable here", owner: Ada Lovelace, expires: YYYY-MM-DD}}'
+_SYNTAX = (
+    ("finding", "{id}"),
+    ("reason", '"why it is acceptable here"'),
+    ("owner", "Ada Lovelace"),
+    ("expires", "YYYY-MM-DD"),
+)
 
 
 @dataclass(frozen=True)
@@ -71,24 +76,27 @@ def _problems(spec: PrivacySpec, index: int, waiver: Waiver, today: datetime.dat
     """PS060, PS061, PS062."""
     found = []
     entry = CATALOGUE.get(waiver.finding)
+    if entry is None or not entry.waivable:
+        what = "no such finding" if entry is None else "an error" if "error" in entry.severities else "never excused"
+        message = f"expected the id of a warning or a note, received {waiver.finding}, which is {what}."
+        fix = "Delete the waiver: it has no effect."
+        # Nothing else about it matters: an owner or a later day would not help.
+        return [spec.finding("PS062", Severity.WARNING, ("waivers", index, "finding"), message, fix)]
     if waiver.expires < today:
         message = f"expected a waiver of {waiver.finding} that is in force, received one that ended {waiver.expires}."
         later = today + datetime.timedelta(days=90)
         fix = (
             f"Mend what it excuses, or have it renewed in a review and write the new last day in "
-            f"waivers[{index}].expires, such as expires: {later}."
+            f"waivers[{index}].expires, such as {spec.snippet('expires', str(later))}."
         )
         found.append(spec.finding("PS060", Severity.ERROR, ("waivers", index, "expires"), message, fix))
     if waiver.owner is None:
         message = f"expected somebody who answers for the waiver of {waiver.finding}, received nobody."
-        fix = f"Add owner to waivers[{index}], such as owner: Ada Lovelace; until then it excuses nothing."
+        owner = spec.snippet("owner", "Ada Lovelace")
+        fix = f"Add owner to waivers[{index}], such as {owner}; until then it excuses nothing."
         found.append(spec.finding("PS061", Severity.WARNING, ("waivers", index, "owner"), message, fix))
-    if entry is None or not entry.waivable:
-        what = "no such finding" if entry is None else "an error" if "error" in entry.severities else "never excused"
-        message = f"expected the id of a warning or a note, received {waiver.finding}, which is {what}."
-        fix = "Delete the waiver: it has no effect."
-        found.append(spec.finding("PS062", Severity.WARNING, ("waivers", index, "finding"), message, fix))
-    if index == 0 and found and (waiver.expires < today or waiver.owner is None):
-        fix = f"{found[0].fix} A waiver is written: {SYNTAX.format(id=waiver.finding)}"
+    if index == 0 and found:
+        written = ", ".join(spec.snippet(name, value.format(id=waiver.finding)) for name, value in _SYNTAX)
+        fix = f"{found[0].fix} A waiver is written: {{{written}}}"
         found[0] = found[0].model_copy(update={"fix": fix})
     return found

@@ -90,7 +90,8 @@ def _length_conflicts(spec: PrivacySpec) -> Iterator[Conflict]:
         if schedule is not None and schedule.steps < 1:
             message = f"expected at least one step, received {shown(sampling.epochs or 0)} epochs at q = "
             message += f"{shown(schedule.sampling_probability)}, which is less than one."
-            fix = f"Write epochs: {rounded_up(schedule.sampling_probability)} or more, or steps: 1."
+            fix = f"Write {spec.snippet('epochs', str(rounded_up(schedule.sampling_probability)))} or more, or "
+            fix += f"{spec.snippet('steps', '1')}."
             yield ("sampling", "epochs"), message, fix
 
 

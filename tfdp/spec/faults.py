@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import decimal
+import json
 import math
 import re
 from collections.abc import Mapping
@@ -15,8 +16,9 @@ from tfdp.findings import Finding, Severity, printable
 from tfdp.spec.fields import MAX_COUNT
 from tfdp.spec.hints import without_space
 from tfdp.spec.naming import choices_at, closest, meant, section
-from tfdp.spec.numbers import shown
-from tfdp.spec.reading import Document, Path, Position, ReadingError, finite_number
+from tfdp.spec.notation import foreign_space, snippet
+from tfdp.spec.numbers import shown, with_article
+from tfdp.spec.reading import Document, Format, Path, Position, ReadingError, finite_number
 from tfdp.spec.samples import fields_of, sample, such_as
 
 _MOST = 100  # faults that are told of one document
@@ -34,6 +36,10 @@ _CLAIM_FIELDS: tuple[Path, ...] = (
 _CLAIM_WHY = "Epsilon, delta, unit and adjacency are one claim, and each without the others promises nothing."
 _NUMBER = re.compile(r"\s*[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?\s*")
 _NO_NUMBER = re.compile(r"\s*[-+]?\.?(inf|nan|infinity)\s*", re.IGNORECASE)
+# Faults of fields that take no free text.
+_NO_TEXT = frozenset(
+    ("float_type", "int_type", "bool_type", "tuple_type", "model_type", "literal_error", "date_type", "date_parsing")
+)
 _KINDS = {
     "float_type": "a number",
     "int_type": "a whole number",
@@ -129,6 +135,8 @@ def _explain(detail: ErrorDetails, path: Path, model: type[BaseModel], document:
     in_section = bool(path) and isinstance(path[-1], str)
     empty = value is None and in_section and position is not None and position.is_empty
     received = f"received {'nothing' if empty else _shown(value)}."
+    if isinstance(value, str) and kind in _NO_TEXT and (found := foreign_space(value[:_LONGEST])) is not None:
+        return "PS000", f"expected a value without {with_article(found[1])}, {received}", _plain_space(value, *found)
     if kind == "missing" or empty or (path in _CLAIM_FIELDS and value is None):
         what = "null" if kind != "missing" and not empty else "nothing"
         fix = _absent(model, path, document)
@@ -151,15 +159,22 @@ def _explain(detail: ErrorDetails, path: Path, model: type[BaseModel], document:
                 f"expected a number, received one of {value.bit_length()} bits.",
                 "Write a number in the usual range.",
             )
-        return "PS000", expected, _repaired(kind, value) or _help(model, path, document)
+        return "PS000", expected, _repaired(kind, value, document.format) or _help(model, path, document)
     if kind in ("model_type", "dict_type") and path:
         expected = f"expected {_KINDS[kind]}, {received}"
-        if isinstance(value, str) and (glued := without_space(value)):
+        if isinstance(value, str) and (glued := without_space(value)) and document.format == "yaml":
             return "PS000", expected, f"Write a space after the colon: {glued[0]}: {glued[1]}"
         line = sample(model, path, document.format, value)
         if line is not None:
             return "PS000", expected, f"Write the fields of the section; such as: {line}"
     return "PS000", *_explain_value(detail, path, model, document)
+
+
+def _plain_space(text: str, at: int, name: str) -> str:
+    """The remedy for a character that looks like a space or like nothing."""
+    rest = text.strip()
+    where = f"before {_shown(rest)}" if not text[:at].strip() else f"behind {_shown(text[:at].strip())}"
+    return f"Delete the {name} {where}, or write a plain space in its place."
 
 
 def _explain_value(detail: ErrorDetails, path: Path, model: type[BaseModel], document: Document) -> tuple[str, str]:
@@ -198,14 +213,15 @@ def _explain_value(detail: ErrorDetails, path: Path, model: type[BaseModel], doc
         case _ if kind.startswith("date"):
             return f"expected a date such as 2026-12-31, {received}", _help(model, path, document)
         case _ if kind in _KINDS:
-            return f"expected {_KINDS[kind]}, {received}", _repaired(kind, value) or _help(model, path, document)
+            fix = _repaired(kind, value, document.format) or _help(model, path, document)
+            return f"expected {_KINDS[kind]}, {received}", fix
     return f"expected a valid value, {received}", _help(model, path, document)
 
 
 _SCALES = {"%": decimal.Decimal("0.01"), "k": decimal.Decimal(1000)}
 
 
-def _repaired(kind: str, value: Any) -> str | None:
+def _repaired(kind: str, value: Any, format: Format) -> str | None:
     """How to write what was evidently meant, where that is evident."""
     if not isinstance(value, str) or len(value) > _LONGEST:
         return None
@@ -213,7 +229,8 @@ def _repaired(kind: str, value: Any) -> str | None:
     if kind == "bool_type" and word in ("yes", "on", "no", "off", "true", "false"):
         return f"Write {'true' if word in ('yes', 'on', 'true') else 'false'}, without quotes."
     if kind == "tuple_type" and value.strip():
-        return f"Write it as a list: [{value.strip()}]."
+        parts = [part.strip() for part in value.split(",")]
+        return f"Write it as a list: {json.dumps(parts) if format == 'json' else f'[{value.strip()}]'}."
     number = value.strip()
     if kind in ("int_type", "float_type") and re.fullmatch(r"\d{1,3}([ ,'_]\d{3})+", number):
         digits = re.sub(r"\D", "", value)
@@ -263,7 +280,12 @@ def _unknown(model: type[BaseModel], path: Path, document: Document) -> tuple[st
     here = section(model, path[:-1])
     names = list(here.model_fields) if here else []
     if (glued := without_space(name)) and glued[0] in names:
+        if document.format == "json":
+            return f"Write {snippet(*glued, document.format)}", [(*path[:-1], glued[0])]
         return f"Write a space after the colon: {glued[0]}: {glued[1]}", [(*path[:-1], glued[0])]
+    if (found := foreign_space(name)) is not None:
+        word = "".join(name[: found[0]] + name[found[0] + 1 :]).strip()
+        return _plain_space(name, *found), meant(model, (*path[:-1], word))
     targets = meant(model, path)
     if not targets:
         return (f"Known here: {', '.join(names)}." if names else "Delete it."), []
@@ -272,7 +294,25 @@ def _unknown(model: type[BaseModel], path: Path, document: Document) -> tuple[st
         if _holds(document.value, targets[0]):
             return f"Did you mean {close}? It is there already: delete {printable(name)}.", targets
         return f"Did you mean {close}?", targets
+    if len(targets) == 1 and targets[0][-1] == name:
+        return _moved(path, targets[0], document), targets
     return f"Did you mean {' or '.join(map(dotted, targets))}?", targets
+
+
+def _moved(path: Path, target: Path, document: Document) -> str:
+    """The remedy for a field that stands in another section than its own."""
+    name, here = path[-1], f"under {dotted(path[:-1])}" if path[:-1] else "at the top level"
+    there = f"in {dotted(target[:-1])}" if target[:-1] else "at the top level"
+    stands = f"{name} stands {here} and belongs {there}"
+    if _holds(document.value, target):
+        return f"{stands}. It is there already: delete it here."
+    if document.format == "json":
+        return (
+            f"{stands}: move it {f'into the braces of {dotted(target[:-1])}' if target[:-1] else 'out of the braces'}."
+        )
+    if not target[:-1]:
+        return f"{stands}: move it out: no indentation."
+    return f"{stands}: move it there."
 
 
 def _holds(value: Any, path: Path) -> bool:

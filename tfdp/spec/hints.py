@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import re
 
+from tfdp.spec.notation import foreign_space, leading_zero, word_for, wrong_bracket
+
 _SEPARATOR = re.compile(r"---(?:\s|$)")
 _OPENING = re.compile(r"(?:^|[:-]\s|[\[{,])\s*([\"'])")
 _QUOTED = {'"': re.compile(r'"(?:[^"\\]|\\.)*"'), "'": re.compile(r"'(?:[^']|'')*'")}
 _COMMENT = re.compile(r"(?:^|\s)#")
+_BEFORE_VALUE = re.compile(r"[\s\w-]*:?\s*")
 _MOST = 2000  # characters of a line that are looked at, and lines before the fault
 
 
@@ -28,7 +31,14 @@ def yaml_fix(text: str, general: str, unclosed: bool, line: int | None) -> tuple
     """
     lines = re.split("\r\n|[\n\r\x85\u2028\u2029]", text)[: line or None]
     first = max(0, len(lines) - _MOST)
+    ends = [found[0] for found in re.finditer("\r\n|[\n\r\x85\u2028\u2029]", text)][: len(lines)]
+    for number, end in list(enumerate(ends, 1))[-3:]:
+        if (found := foreign_space(end)) is not None:
+            return f"Delete the {found[1]} at the end of line {number}: YAML begins a new line there.", None
     for number in range(len(lines), max(first, len(lines) - 3), -1):
+        written = _without_comment(lines[number - 1][:_MOST])
+        if (found := foreign_space(written)) is not None and _BEFORE_VALUE.fullmatch(written, 0, found[0]):
+            return f"Write a plain space in place of the {found[1]} on line {number}, column {found[0] + 1}.", number
         if glued := without_space(lines[number - 1]):
             return f"Write a space after the colon: {glued[0]}: {glued[1]}", number
     for number in range(first + 1, len(lines) + 1):
@@ -66,6 +76,16 @@ def json_fix(text: str, error: json.JSONDecodeError) -> str:
         return "Delete it: JSON has no comments, but YAML has (# in a file named .yaml)."
     if before.endswith(",") and after[:1] in ("}", "]"):
         return f"Delete the comma before {after[0]}"
+    if (number := leading_zero(text, error)) is not None:
+        return f"Write {number}: a number has no leading zero."
+    if (brackets := wrong_bracket(text, error)) is not None:
+        got, wanted = brackets
+        opened = {"]": "[", "}": "{"}[wanted]
+        return (
+            f"Write {wanted} there: what begins with {opened} ends with {wanted}. Or is {wanted} missing before {got}?"
+        )
+    if (found := foreign_space(text[error.pos : error.pos + 1])) is not None:
+        return f"Write a plain space in place of the {found[1]}."
     if error.msg == "Extra data":
         return "Delete what stands behind the last bracket; one file holds one spec."
     if re.search(r"\d,$", before) and re.match(r"\d", after):
@@ -78,6 +98,8 @@ def json_fix(text: str, error: json.JSONDecodeError) -> str:
         return "Write a colon between the name and the value."
     if "escape" in error.msg:
         return "Write a backslash twice."
+    if (word := word_for(after)) is not None:
+        return f"Write {word}"
     if re.match(r"[A-Za-z_.]", after):
         return 'Write a text or a name in double quotes ("); the words without quotes are true, false and null.'
     return "Correct the notation at this place."
@@ -85,6 +107,11 @@ def json_fix(text: str, error: json.JSONDecodeError) -> str:
 
 def _has_content(line: str) -> bool:
     return bool(line.strip()) and not line.lstrip().startswith(("#", "---", "%"))
+
+
+def _without_comment(line: str) -> str:
+    comment = _COMMENT.search(line)
+    return line[: comment.start()] if comment else line
 
 
 def _is_open(line: str) -> bool:

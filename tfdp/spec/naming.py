@@ -91,10 +91,11 @@ def meant(model: type[BaseModel], path: Path) -> list[Path]:
     for alias in (*_ALIASES.get(name, ()), *_ALIASES_INSIDE.get(name, ())):
         if alias in siblings:
             return [(*above, alias)]
-    if close := closest(name, siblings, cutoff=0.6):
-        return [(*above, close)]
     homes = list(all_fields(model))
-    if same := [home for home in homes if home[-1] == name]:
+    same = [] if name in siblings else [home for home in homes if home[-1] == name]
+    if close := closest(name, siblings, cutoff=0.85 if same else 0.6):
+        return [(*above, close)]
+    if same:
         return same
     for alias in _ALIASES.get(name, ()):
         return [home for home in homes if home[-1] == alias][:1]

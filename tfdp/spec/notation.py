@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
+
+from tfdp.spec.numbers import with_article
 
 _INDENT = "Is this line, or the one before it, indented like its neighbours? Quote a text that has a colon in it."
 _BRACKET = "Is a bracket not closed, or a comma missing between two entries?"
@@ -12,6 +15,14 @@ _BEHIND = "Quote the whole value, or delete what stands behind it."
 _WORD = "Quote the text: anchors (&) and aliases (*) are not read."
 _TAG = "Delete the tag (!), or quote the text."
 _ESCAPE = "Write a backslash twice, or the text in single quotes."
+
+# What the YAML library calls the ends of things.
+_ENDS = {
+    "<stream end>": "the end of the file",
+    "<document end>": "the end of the document",
+    "<document start>": "a new document",
+    "<block end>": "the end of the section",
+}
 
 # What the YAML library says (a pattern), what that means, and the remedy.
 _YAML: tuple[tuple[str, str, str], ...] = (
@@ -67,10 +78,64 @@ _JSON: tuple[tuple[str, str], ...] = (
 )
 
 
+def snippet(name: str, value: str, format: str) -> str:
+    """A field as it is written in a notation; the value is a word, or a number as it is shown.
+
+    Args:
+        name: name or dotted path.
+    """
+    if format != "json":
+        return f"{name}: {value}"
+    above, _, name = name.rpartition(".")
+    try:
+        json.loads(value)
+    except ValueError:
+        value = json.dumps(value)
+    return f"{json.dumps(name)}: {value}{above and f' in {above}'}"
+
+
+def foreign_space(text: str) -> tuple[int, str] | None:
+    """Where a text has its first space or invisible character that only looks like nothing or a space, and its name."""
+    for at, character in enumerate(text):
+        if character != " " and unicodedata.category(character) in ("Zs", "Zl", "Zp", "Cf"):
+            name = unicodedata.name(character, "invisible character").lower()
+            return at, f"{name} (U+{ord(character):04X})"
+    return None
+
+
+def leading_zero(text: str, error: json.JSONDecodeError) -> str | None:
+    """The number without its leading zeros, where a zero before a digit is the fault."""
+    zero = re.search(r"(?:^|[\s:,\[])(-?)0$", text[max(0, error.pos - 3) : error.pos])
+    rest = re.match(r"[0-9][0-9.eE+-]*", text[error.pos : error.pos + 80])
+    if zero is None or rest is None:
+        return None
+    digits = rest[0].lstrip("0")
+    return zero[1] + (digits if digits[:1].isdigit() else f"0{digits}")
+
+
+def wrong_bracket(text: str, error: json.JSONDecodeError) -> tuple[str, str] | None:
+    """The closing bracket that stands there and the one that belongs there."""
+    got, before = text[error.pos : error.pos + 1], text[: error.pos].rstrip()
+    if got not in ("}", "]") or not got or before.endswith(","):
+        return None
+    if "','" in error.msg or before.endswith({"}": "[", "]": "{"}[got]):
+        return got, {"}": "]", "]": "}"}[got]
+    return None
+
+
+def word_for(after: str) -> str | None:
+    """The word of JSON that a word of another language, or in capitals, stands for."""
+    word = re.match(r"\w+", after[:10])
+    return {"true": "true", "false": "false", "null": "null", "none": "null"}.get(word[0].lower()) if word else None
+
+
 def yaml_problem(said: str) -> tuple[str, str]:
     """What the YAML library found, in words that need no knowledge of it, and the remedy."""
     for pattern, words, fix in _YAML:
         if found := re.search(pattern, said):
+            got = found.groupdict().get("got")
+            if got in _ENDS:
+                return f"{_ENDS[got]} in place of a value", fix
             return words.format(**found.groupdict()), fix
     return "a syntax error", "Correct the notation at this place."
 
@@ -82,4 +147,12 @@ def json_problem(text: str, error: json.JSONDecodeError) -> str:
         return "a comment"
     if before.endswith(",") and after[:1] in ("}", "]") and after:
         return f"a comma before {after[0]}"
+    if leading_zero(text, error):
+        return "a number with a leading zero"
+    if brackets := wrong_bracket(text, error):
+        return f"{brackets[0]} in place of {brackets[1]}"
+    if (found := foreign_space(text[error.pos : error.pos + 1])) is not None:
+        return with_article(found[1])
+    if word_for(after):
+        return f"the word {after[:10].split(maxsplit=1)[0].rstrip(',]}')}, which is not one of JSON"
     return next((words for pattern, words in _JSON if re.search(pattern, error.msg)), "a syntax error")

@@ -27,6 +27,7 @@ from tfdp.spec.fields import (
     Waiver,
 )
 from tfdp.spec.files import format_of, read_text
+from tfdp.spec.notation import snippet
 from tfdp.spec.reading import Document, Format, Path, ReadingError, read, read_all
 from tfdp.spec.samples import line, sample, such_as
 from tfdp.spec.schedule import Schedule, schedule
@@ -168,6 +169,10 @@ class PrivacySpec(Section):
             sample(type(self), path, document.format) if value is ... else line(str(path[-1]), value, document.format)
         )
         return such_as(document, path[:-1], text or str(path[-1]))
+
+    def snippet(self, name: str, value: str) -> str:
+        """A field and its value in the notation of the file, for a remedy."""
+        return snippet(name, value, self._document.format)
 
     def finding(self, id: str, severity: Severity, path: Path, message: str, fix: str) -> Finding:
         """A finding at a field of this spec, with its place in the file."""

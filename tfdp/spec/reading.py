@@ -267,7 +267,7 @@ class _YamlDocument:
             return items
         if isinstance(node, ScalarNode):
             return self._scalar(node, path)
-        self._refuse(node, path, f"the tag {str(node.tag)[:80]}", "Delete the tag.")
+        self._refuse_tag(node, path)
 
     def _entries(self, node: MappingNode, path: Path) -> Iterator[tuple[str, Node]]:
         for key_node, child in node.value:
@@ -290,7 +290,7 @@ class _YamlDocument:
         if kind in ("str", "timestamp"):
             return str(node.value)
         if kind not in ("null", "bool", "int", "float"):
-            self._refuse(node, path, f"the tag {str(node.tag)[:80]}", "Delete the tag.")
+            self._refuse_tag(node, path)
         if node.style in ("'", '"', "|", ">"):
             self._refuse(node, path, f"a quoted text tagged as {kind}", "Write the value without quotes and tag.")
         try:
@@ -299,6 +299,13 @@ class _YamlDocument:
             # More than 4300 digits, a sign without a number, "!!bool maybe": the library fails in its own ways.
             shown = str(node.value)[:80]
             self._refuse(node, path, f"{shown!r}, which is too long or no {kind}", "Write a number in the usual range.")
+
+    def _refuse_tag(self, node: Node, path: Path) -> NoReturn:
+        if isinstance(node, ScalarNode) and node.value in ("=", "<<") and node.style is None:
+            fix = "Write the value that is meant, or the text in quotes."
+            self._refuse(node, path, f"{node.value}, which YAML keeps for itself", fix)
+        tag = str(node.tag)[:80].replace("tag:yaml.org,2002:", "!!", 1)
+        self._refuse(node, path, f"the tag {tag}", "Delete the tag.")
 
     def _refuse(self, node: Node, path: Path, received: str, fix: str) -> NoReturn:
         line, column = _mark(node)
