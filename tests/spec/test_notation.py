@@ -247,3 +247,16 @@ def test_a_line_separator_in_a_comment(comment):
 def test_a_document_that_ends_in_a_bracket(text):
     _, (finding,) = PrivacySpec.all_from_text(text)
     assert "the end of the document in place of a value" in finding.message
+
+
+def test_a_name_and_its_value_in_one_text_of_json():
+    text = json.dumps(YAML(typ="safe", pure=True).load(io.StringIO(BASE)))
+    assert '"delta": 1e-06' in text
+    _, (finding,) = PrivacySpec.all_from_text(text.replace('"delta": 1e-06', '"delta:1e-6": null'), "json")
+    assert finding.fix == 'Write "delta": 1e-6'
+
+
+@pytest.mark.parametrize("value", ["training, tuning", "[training, tuning]"])
+def test_a_list_within_quotes(value):
+    _, (finding,) = PrivacySpec.all_from_text(BASE.replace("[training]", f'"{value}"'))
+    assert finding.fix == "Write it as a list: [training, tuning]."

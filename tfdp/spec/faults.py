@@ -229,8 +229,9 @@ def _repaired(kind: str, value: Any, format: Format) -> str | None:
     if kind == "bool_type" and word in ("yes", "on", "no", "off", "true", "false"):
         return f"Write {'true' if word in ('yes', 'on', 'true') else 'false'}, without quotes."
     if kind == "tuple_type" and value.strip():
-        parts = [part.strip() for part in value.split(",")]
-        return f"Write it as a list: {json.dumps(parts) if format == 'json' else f'[{value.strip()}]'}."
+        inside = value.strip("[] ")
+        parts = [part.strip() for part in inside.split(",")]
+        return f"Write it as a list: {json.dumps(parts) if format == 'json' else f'[{inside}]'}."
     number = value.strip()
     if kind in ("int_type", "float_type") and re.fullmatch(r"\d{1,3}([ ,'_]\d{3})+", number):
         digits = re.sub(r"\D", "", value)

@@ -11,6 +11,7 @@ _SEPARATOR = re.compile(r"---(?:\s|$)")
 _OPENING = re.compile(r"(?:^|[:-]\s|[\[{,])\s*([\"'])")
 _QUOTED = {'"': re.compile(r'"(?:[^"\\]|\\.)*"'), "'": re.compile(r"'(?:[^']|'')*'")}
 _COMMENT = re.compile(r"(?:^|\s)#")
+_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")  # what ends a line in YAML
 _BEFORE_VALUE = re.compile(r"[\s\w-]*:?\s*")
 _MOST = 2000  # characters of a line that are looked at, and lines before the fault
 
@@ -29,9 +30,9 @@ def yaml_fix(text: str, general: str, unclosed: bool, line: int | None) -> tuple
         unclosed: a quote is open until the end.
         line: where the error was found, from 1.
     """
-    lines = re.split("\r\n|[\n\r\x85\u2028\u2029]", text)[: line or None]
+    lines = _BREAK.split(text)[: line or None]
     first = max(0, len(lines) - _MOST)
-    ends = [found[0] for found in re.finditer("\r\n|[\n\r\x85\u2028\u2029]", text)][: len(lines)]
+    ends = [found[0] for found in _BREAK.finditer(text)][: len(lines)]
     for number, end in list(enumerate(ends, 1))[-3:]:
         if (found := foreign_space(end)) is not None:
             return f"Delete the {found[1]} at the end of line {number}: YAML begins a new line there.", None

@@ -105,7 +105,7 @@ def foreign_space(text: str) -> tuple[int, str] | None:
 
 def leading_zero(text: str, error: json.JSONDecodeError) -> str | None:
     """The number without its leading zeros, where a zero before a digit is the fault."""
-    zero = re.search(r"(?:^|[\s:,\[])(-?)0$", text[max(0, error.pos - 3) : error.pos])
+    zero = re.search(r"(-?)0$", text[max(0, error.pos - 2) : error.pos])  # the reader takes the other digits together
     rest = re.match(r"[0-9][0-9.eE+-]*", text[error.pos : error.pos + 80])
     if zero is None or rest is None:
         return None
