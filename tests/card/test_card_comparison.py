@@ -41,6 +41,8 @@ CASES = [
     ({"claim__status": "not claimed"}, "weaker"),
     ({"claim__adjacency": "zero_out"}, "weaker"),
     ({"claim__adjacency": "something"}, "incomparable"),
+    ({"claim__adjacency": "replace_one"}, "stronger"),
+    ({"claim__adjacency": "replace_one", "data__size_is_public": False}, "incomparable"),
     ({"guarantee__unit_kind": "user"}, "incomparable"),
     ({"guarantee__unit_definition": "one word"}, "incomparable"),
     ({"provenance__seed": 7}, "weaker"),

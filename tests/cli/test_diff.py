@@ -215,9 +215,14 @@ class TestSeveralSpecs:
         assert tuple(run(one, other, "--fail-on", level)[0] for level in ("incomparable", "weaker")) == codes
 
     def test_a_spec_that_is_new(self, run, two):
-        code, out, _ = run(two("a.yaml", only=True), two("b.yaml"))
-        assert code == 0
-        assert "unchanged: spec: nothing -> present\n    It makes a first claim: review all of it." in out
+        old, new = two("a.yaml", only=True), two("b.yaml")
+        code, out, _ = run(old, new)
+        assert code == 1
+        assert "incomparable: spec: nothing -> present\n    It is one more release" in out
+        _, out, _ = run(old, new, "--format", "markdown")
+        assert "| **incomparable** | `spec` | `nothing` | `present` | It is one more release" in out
+        assert "without effect on the guarantee" not in out
+        assert run(old, new, "--fail-on", "weaker")[0] == 0
 
     def test_markdown(self, run, two):
         _, out, _ = run(two("a.yaml"), two("b.yaml", "5"), "--format", "markdown")
@@ -254,6 +259,35 @@ def test_wrong_calls(run, files, tmp_path):
     spec = files("a.yaml")
     assert run(spec)[0] == 2
     assert run(spec, tmp_path)[0] == 2, "a directory without a card"
-    code, _, err = run(spec, "absent.yaml")
-    assert code == 1
-    assert "absent.yaml" in err
+    for arguments in ((spec, "absent.yaml"), ("absent.yaml", spec), (spec, "absent.yaml", "--format", "json")):
+        code, out, err = run(*arguments)
+        assert (code, out) == (2, "")
+        assert "absent.yaml" in err
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("  data_accesses: [training]\n", ""),
+        ("epsilon: 4", "epsilon: null"),
+        ("one text", '"a|b `x` @team \\u202e"\n  z: ['),
+    ],
+)
+@pytest.mark.parametrize("level", ["incomparable", "never"])
+def test_a_spec_that_is_not_valid(run, files, old, new, level):
+    valid, broken = files("a.yaml"), files("b.yaml", old, new)
+    for side, pair in (("new", (valid, broken)), ("old", (broken, valid))):
+        code, out, err = run(*pair, "--format", "json", "--fail-on", level)
+        report = json.loads(out)
+        assert (code, err, report["verdict"], report["failed"], report["changes"]) == (1, "", "incomparable", True, [])
+        assert list(report["invalid"]) == [side]
+        assert any(line.startswith("b.yaml:") for line in report["invalid"][side])
+        code, out, err = run(*pair, "--format", "markdown", "--fail-on", level)
+        assert (code, err) == (1, "")
+        assert f"The {side} file is not valid, hence not comparable." in out
+        faults = [line for line in out.splitlines() if "b.yaml:" in line]
+        assert faults
+        assert all(line.startswith("- `") and line.endswith("`") for line in faults)
+        assert "\u202e" not in out
+    _, out, _ = run(broken, broken, "--format", "markdown")
+    assert "The old and the new files are not valid, hence not comparable." in out

@@ -52,7 +52,7 @@ def test_one_spec_each_is_compared_as_before():
         ([A, B], [WEAK_A, STRONG_B], [(1, 1), (2, 2)], ["weaker", "stronger"]),
         ([A, B], [A], [(1, 1), (2, None)], ["unchanged", "weaker"]),
         ([A, B], [B], [(2, 1), (1, None)], ["unchanged", "weaker"]),
-        ([A], [B, A], [(None, 1), (1, 2)], ["unchanged", "unchanged"]),
+        ([A], [B, A], [(None, 1), (1, 2)], ["incomparable", "unchanged"]),
         ([A, B, C], [C, STRONG_B], [(3, 1), (2, 2), (1, None)], ["unchanged", "stronger", "weaker"]),
         ([B], [C, STRONG_B], [(None, 1), (1, 2)], ["incomparable", "stronger"]),
     ],
@@ -82,6 +82,14 @@ def test_a_decoy_does_not_hide_a_weaker_spec():
     """The old spec seems to become a stronger one, while what it really became stands beside it as if it were new."""
     found = compare_files([A], [spec(1000, epsilon=3.9), spec(1000, epsilon=50.0)])
     assert found.verdict is Direction.INCOMPARABLE
+
+
+def test_a_spec_that_is_added_is_one_more_release():
+    found = compare_files([A], [A, spec(1000, epsilon=80.0)])
+    assert found.verdict is Direction.INCOMPARABLE
+    (change,) = found.changes
+    assert "one more release" in change.why
+    assert "changed specs" not in change.why, "there are none"
 
 
 def test_json_tells_the_documents():

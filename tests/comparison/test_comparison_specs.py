@@ -8,10 +8,11 @@ import math
 import pytest
 from pydantic import BaseModel
 
-from tfdp.comparison import Comparison, Direction, compare_specs
+from tfdp.comparison import Comparison, Direction, compare_specs, render_markdown, render_text
 from tfdp.comparison.changes import Change, Rank
 from tfdp.comparison.orders import two_steps
 from tfdp.comparison.rules import MECHANISM, REVIEW, SPEC_RULES
+from tfdp.review import review
 from tfdp.spec import PrivacySpec
 
 EXAMPLE = {"kind": "example", "description": "one text"}
@@ -91,7 +92,6 @@ SCALES = [
     ("claim__epsilon", 4.0, 4.001),
     ("claim__delta", 1e-6, 2e-6),
     ("claim__adjacency", "replace_one", "add_or_remove_one"),
-    ("claim__adjacency", "replace_one", "zero_out"),
     ("claim__adjacency", "add_or_remove_one", "zero_out"),
     ("data__deduplication", "near", "exact"),
     ("data__deduplication", "exact", "none"),
@@ -210,8 +210,40 @@ class TestUnits:
         other = {**USER, "id_field": "thread"}
         assert compared({"claim__privacy_unit": USER}, claim__privacy_unit=other).verdict is Direction.INCOMPARABLE
 
+    @pytest.mark.parametrize(("old", "new"), [(USER, EXAMPLE), (EXAMPLE, USER)])
+    def test_the_method_of_another_unit_is_not_called_that_of_the_same(self, old, new):
+        comparison = compared({"claim__privacy_unit": old}, claim__privacy_unit=new)
+        (method,) = [change for change in comparison.changes if change.where == "claim.privacy_unit.method"]
+        assert "the same" not in method.why
+        assert "another one" in method.why
+        assert not any(" a example" in change.why for change in comparison.changes)
+
+    def test_the_method_of_the_same_unit(self):
+        grouped = {**USER, "method": "group_privacy"}
+        old = {"claim__privacy_unit": USER, "data__num_records": 2000}
+        comparison = compared(old, claim__privacy_unit=grouped)
+        (method,) = [change for change in comparison.changes if change.where == "claim.privacy_unit.method"]
+        assert "The unit is the same" in method.why
+
 
 class TestAdjacency:
+    @pytest.mark.parametrize("before", [True, False])
+    @pytest.mark.parametrize("after", [True, False])
+    def test_replacing_hides_no_size(self, before, after):
+        """A mechanism that publishes the number of units is (0, 0)-private under replace_one."""
+        comparison = compared(
+            {"data__size_is_public": before}, data__size_is_public=after, claim__adjacency="replace_one"
+        )
+        expected = Direction.STRONGER if before and after else Direction.INCOMPARABLE
+        assert comparison.verdict is expected
+
+    @pytest.mark.parametrize("public", [True, False])
+    def test_replacing_reaches_a_null_record_only_where_it_is_a_record(self, public):
+        old = {"claim__adjacency": "zero_out", "data__size_is_public": public}
+        assert compared(old, claim__adjacency="replace_one").verdict is Direction.INCOMPARABLE
+        back = {"claim__adjacency": "replace_one", "data__size_is_public": public}
+        assert compared(back, claim__adjacency="zero_out").verdict is Direction.WEAKER
+
     def test_half_of_epsilon_makes_up_for_two_steps(self):
         old = {"claim__adjacency": "replace_one"}
         new = {"claim__adjacency": "add_or_remove_one", "claim__delta": 1e-8}
@@ -281,14 +313,24 @@ class TestMechanism:
     def test_what_cannot_be_computed_cannot_be_compared(self):
         comparison = compared(self.GIVEN, sampling__steps=None)
         assert directions(comparison)[MECHANISM] == "incomparable"
+        (change,) = [change for change in comparison.changes if change.where == MECHANISM]
+        assert 0 < change.old < 4
+        assert change.new == "not computable"
+        assert "nothing -> nothing" not in render_text(comparison)
         assert comparison.verdict is Direction.WEAKER, "and the review finds PS014"
 
 
 class TestReview:
     def test_a_claim_that_is_not_earned_is_weaker_however_small(self):
-        comparison = compared({"mechanism__noise_multiplier": 2.0}, claim__epsilon=0.1)
+        new = spec(mechanism__noise_multiplier=2.0, claim__epsilon=0.1)
+        comparison = compare_specs(spec(mechanism__noise_multiplier=2.0), new)
         assert comparison.changes[0].where == REVIEW
         assert "PS020" in comparison.changes[0].why
+        (detail,) = comparison.changes[0].details
+        (finding,) = [finding for finding in review(new) if finding.id == "PS020"]
+        assert detail == f"PS020: {finding.where}: {finding.message}"
+        assert f"    {detail}\n" in render_text(comparison)
+        assert f"`{detail}`" in render_markdown(comparison)
         assert comparison.verdict is Direction.WEAKER
 
     def test_shuffling_is_weaker(self):

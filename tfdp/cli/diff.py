@@ -11,10 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tfdp.errors import CardError, SpecError
+
 if TYPE_CHECKING:
     from tfdp.card import PrivacyCard
     from tfdp.comparison import Comparison, FileComparison
     from tfdp.spec import PrivacySpec
+
+    _Read = list[PrivacySpec] | PrivacyCard
 
 _EXAMPLE = """Examples:
 
@@ -26,6 +30,7 @@ tfdp diff released/MODEL_CARD.json run/
 ```
 """
 _CARD = "MODEL_CARD.json"
+_INVALID = (SpecError, CardError)
 _MOST_BYTES = 16 << 20
 
 
@@ -69,14 +74,20 @@ def diff(
 
     The unit, the adjacency and the sampler are compared before delta, and delta before epsilon: a smaller epsilon of
     another unit is not progress. Where the noise is given, what the mechanism costs is computed for both. Exits with 1
-    when privacy became weaker or cannot be compared, with 0 when it is at least as strong, with 2 for a wrong call.
+    when privacy became weaker or cannot be compared, with 0 when it is at least as strong, with 2 for a wrong call. A
+    file that is not valid cannot be compared: 1, whatever --fail-on says.
 
     Of a YAML file with several specs each is compared with what became of it: equal ones wherever they stand, the
-    others in their order. A spec that was removed is weaker.
+    others in their order. A spec that was removed is weaker, one that was added is incomparable.
 
     REV:PATH is read from git as `git show` would, without touching the working tree. A file of that name comes first.
     """
-    comparison = _compare(old, new)
+    one, other = _read_or_error(old), _read_or_error(new)
+    if isinstance(one, _INVALID) or isinstance(other, _INVALID):
+        errors = {side: read for side, read in (("old", one), ("new", other)) if isinstance(read, _INVALID)}
+        _refuse(old, new, errors, format)
+        raise typer.Exit(1)
+    comparison = _compare(old, one, new, other)
     failed = fails(comparison, fail_on)
     match format:
         case DiffFormat.JSON:
@@ -102,8 +113,29 @@ def fails(comparison: Comparison | FileComparison, fail_on: FailOn) -> bool:
     return fail_on is FailOn.INCOMPARABLE and comparison.verdict is Direction.INCOMPARABLE
 
 
-def _compare(old: str, new: str) -> Comparison | FileComparison:
-    one, other = _read(old), _read(new)
+def _read_or_error(name: str) -> _Read | SpecError | CardError:
+    try:
+        return _read(name)
+    except _INVALID as error:
+        return error
+
+
+def _refuse(old: str, new: str, errors: dict[str, SpecError | CardError], format: DiffFormat) -> None:
+    """Says that a file is not valid in the format that was asked for; in text, on stderr as for any other error."""
+    from tfdp.comparison import Direction, render_invalid
+
+    if format is DiffFormat.TEXT:
+        raise next(iter(errors.values()))
+    found = {side: [line.strip() for line in str(error).splitlines()] for side, error in errors.items()}
+    if format is DiffFormat.MARKDOWN:
+        typer.echo(render_invalid(old, new, found), nl=False)
+        return
+    kind = "card" if any(isinstance(error, CardError) for error in errors.values()) else "spec"
+    report = {"kind": kind, "old": old, "new": new, "verdict": Direction.INCOMPARABLE.value, "changes": []}
+    typer.echo(json.dumps({**report, "invalid": found, "failed": True}, indent=2))
+
+
+def _compare(old: str, one: _Read, new: str, other: _Read) -> Comparison | FileComparison:
     if isinstance(one, list) and isinstance(other, list):
         from tfdp.comparison import compare_files
 
@@ -116,7 +148,7 @@ def _compare(old: str, new: str) -> Comparison | FileComparison:
     raise typer.BadParameter(f"Expected two specs or two cards. Received: {kinds[0]} and {kinds[1]}.")
 
 
-def _read(name: str) -> list[PrivacySpec] | PrivacyCard:
+def _read(name: str) -> _Read:
     """The specs of a file, or a card."""
     path = pathlib.Path(name)
     if path.is_dir():
@@ -125,6 +157,8 @@ def _read(name: str) -> list[PrivacySpec] | PrivacyCard:
             raise typer.BadParameter(f"Expected a run with a {_CARD}, or a file. Received the directory {name}.")
     if not path.exists() and ":" in name:
         return _parsed(_from_git(name), name)
+    if not path.exists():
+        raise typer.BadParameter(f"Expected a file, or REV:PATH such as main:privacy.yaml. Received: {name!r}, absent.")
     if _is_card_name(path.name):
         from tfdp.card import load_card
 
@@ -139,11 +173,9 @@ def _is_card_name(name: str) -> bool:
     return name.endswith((_CARD, ".card.json"))
 
 
-def _parsed(content: bytes, name: str) -> list[PrivacySpec] | PrivacyCard:
+def _parsed(content: bytes, name: str) -> _Read:
     """Reads what git holds from a file of that name, so that it is read like any other."""
     import tempfile
-
-    from tfdp.errors import CardError, SpecError
 
     base = name.rpartition(":")[2].rpartition("/")[2] or "spec"
     with tempfile.TemporaryDirectory() as folder:
@@ -151,7 +183,7 @@ def _parsed(content: bytes, name: str) -> list[PrivacySpec] | PrivacyCard:
         path.write_bytes(content)
         try:
             return _read(str(path))
-        except (SpecError, CardError) as error:
+        except _INVALID as error:
             raise type(error)(str(error).replace(str(path), name)) from None
 
 

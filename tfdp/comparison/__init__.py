@@ -7,7 +7,7 @@ and delta of another privacy unit are other quantities. No TensorFlow.
 
 from tfdp.comparison.changes import Change, Comparison, Direction
 from tfdp.comparison.files import FileComparison, compare_files
-from tfdp.comparison.rendering import render_markdown, render_text
+from tfdp.comparison.rendering import render_invalid, render_markdown, render_text
 from tfdp.comparison.specs import compare_specs
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "FileComparison",
     "compare_files",
     "compare_specs",
+    "render_invalid",
     "render_markdown",
     "render_text",
 ]

@@ -39,7 +39,14 @@ def compare_cards(old: PrivacyCard, new: PrivacyCard, *, old_name: str = "old", 
     )
     special: dict[str, Rule] = {
         "guarantee.unit_kind": partial(orders.unit_kind, contained=contained),
-        "claim.adjacency": partial(orders.adjacency, two_steps_suffice=two_steps),
+        "claim.adjacency": partial(
+            orders.adjacency,
+            two_steps_suffice=two_steps,
+            size_is_public=one["data"]["size_is_public"] and other["data"]["size_is_public"],
+        ),
+        "guarantee.unit_method": partial(
+            orders.unit_method, same_unit=one["guarantee"]["unit_kind"] == other["guarantee"]["unit_kind"]
+        ),
     }
     changes = judged(one, other, CARD_RULES, CARD_WHOLE, special)
     return Comparison("card", old_name, new_name, ranked(changes, CARD_RULES, _PROMISE, _AMOUNTS))

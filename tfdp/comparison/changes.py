@@ -37,6 +37,7 @@ class Change:
         direction: what it does to privacy.
         why: one sentence, or two; holds no text from the compared files.
         rank: how much it counts in the verdict.
+        details: one line each, such as the message of a finding; they may quote the compared files.
     """
 
     where: str
@@ -45,6 +46,7 @@ class Change:
     direction: Direction
     why: str
     rank: Rank = Rank.REST
+    details: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -54,6 +56,7 @@ class Change:
             "new": self.new,
             "direction": self.direction.value,
             "why": self.why,
+            "details": list(self.details),
         }
 
 

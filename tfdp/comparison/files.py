@@ -65,8 +65,8 @@ def compare_files(
 
     Specs have no names. Equal ones belong together wherever they stand; of the others the first with the first, where
     there are as many as before, else each with the one that differs least from it. What is left was removed, which is
-    weaker, or added. An added one is a claim of its own to review; next to specs that changed it is incomparable,
-    because it may be what one of them became.
+    weaker, or added. An added one is incomparable: it is one more release, maybe of the same data, and next to specs
+    that changed it may be what one of them became.
     """
     if len(old) == len(new) == 1:
         return compare_specs(old[0], new[0], old_name=old_name, new_name=new_name)
@@ -122,11 +122,13 @@ def _removed() -> Change:
 
 
 def _added(changed: bool) -> Change:
-    direction, why = Direction.UNCHANGED, "It makes a first claim: review all of it."
+    why = (
+        "It is one more release: where it is of the same data, all releases together reveal more than before. Review "
+        "all of it."
+    )
     if changed:
-        direction = Direction.INCOMPARABLE
-        why = "It is new, unless it is what one of the changed specs became: compare them by hand."
-    return Change(_SPEC, None, "present", direction, why, Rank.PROMISE)
+        why = f"It is new, unless it is what one of the changed specs became: compare them by hand. If new: {why}"
+    return Change(_SPEC, None, "present", Direction.INCOMPARABLE, why, Rank.PROMISE)
 
 
 def _named(name: str, index: int | None, count: int) -> str:

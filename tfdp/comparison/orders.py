@@ -217,7 +217,7 @@ def two_steps(epsilon: float, delta: float) -> tuple[float, float]:
 
 
 _LARGER = {"example": 0, "sequence": 0, "document": 1, "user": 2}
-_WIDER = {"zero_out": 0, "add_or_remove_one": 1, "replace_one": 2}
+_ADJACENCIES = frozenset({"zero_out", "add_or_remove_one", "replace_one"})
 
 
 def unit_kind(old: str, new: str, *, contained: bool) -> Judgement:
@@ -230,24 +230,55 @@ def unit_kind(old: str, new: str, *, contained: bool) -> Judgement:
     if old not in _LARGER or new not in _LARGER:
         return unknown(old, new)
     if _LARGER[new] < _LARGER[old]:
-        return WEAKER, f"One {new} is only a part of what a {old} has: less is hidden, whatever epsilon says."
+        return WEAKER, f"One {new} is only a part of what {_one(old)} has: less is hidden, whatever epsilon says."
     if _LARGER[new] == _LARGER[old]:
         return INCOMPARABLE, "Neither unit holds the other, so their epsilons say nothing about each other."
     if contained:
         return STRONGER, f"A {new} holds everything that one {old} did, and the new claim holds for a part of it too."
     return INCOMPARABLE, (
-        f"A {new} is more than a {old}, but two data sets that differ in a part of a {new} are two steps apart, "
+        f"A {new} is more than {_one(old)}, but two data sets that differ in a part of a {new} are two steps apart, "
         "and for two steps the new claim promises less than the old one did."
     )
 
 
-def adjacency(old: str, new: str, *, two_steps_suffice: bool) -> Judgement:
-    """Neighbouring data sets: replacing is removing and adding, so it takes two steps of the others."""
-    if old not in _WIDER or new not in _WIDER:
+def _one(kind: str) -> str:
+    return f"an {kind}" if kind == "example" else f"a {kind}"
+
+
+def unit_method(_old: Any, _new: Any, *, same_unit: bool) -> Judgement:
+    """How the unit is protected."""
+    if same_unit:
+        return UNCHANGED, "The unit is the same; what its protection costs is judged by epsilon and by the review."
+    return UNCHANGED, "It goes with the unit, which is another one now: what that means is judged there."
+
+
+def adjacency(old: str, new: str, *, two_steps_suffice: bool, size_is_public: bool) -> Judgement:
+    """Neighbouring data sets: replacing is removing and adding, so it takes two steps of the others.
+
+    Replacing keeps the number of units: it hides no number, and reaches the null record of zero_out only where that is
+    a record like any other, which nothing states.
+
+    Args:
+        old, new: the adjacencies.
+        two_steps_suffice: whether two steps of the new claim are within the old one, see `two_steps`.
+        size_is_public: whether the number of units is public before and after.
+    """
+    if old not in _ADJACENCIES or new not in _ADJACENCIES:
         return unknown(old, new)
-    if _WIDER[new] > _WIDER[old]:
-        how = "replacing one unit by any other" if new == "replace_one" else "adding a unit, and so how many there are"
-        return STRONGER, f"The claim now also covers {how}."
+    if new == "replace_one" and old == "zero_out":
+        return INCOMPARABLE, (
+            "The claim now covers replacing a unit by any other, but a unit that is blanked out only where a blank one "
+            "is an allowed unit, which nobody has stated."
+        )
+    if new == "replace_one" and not size_is_public:
+        return INCOMPARABLE, (
+            "The claim now covers replacing a unit by any other, but no longer hides how many units there are, and "
+            "that number is not stated to be public before and after."
+        )
+    if new == "replace_one":
+        return STRONGER, "The claim now also covers replacing one unit by any other; how many there are is public."
+    if old == "zero_out":
+        return STRONGER, "The claim now also covers adding a unit, and so how many there are."
     if old == "replace_one" and two_steps_suffice:
         return STRONGER, "A replacement takes two steps now, and even for two steps the new claim promises no less."
     if old == "replace_one":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfdp.comparison.changes import Change, Comparison, Direction
@@ -33,6 +34,7 @@ def render_text(comparison: Comparison | FileComparison) -> str:
             before, after = _values(change)
             where = f"{change.direction.value}: {printable(change.where)}"
             lines += [f"{where}: {before} -> {after}", f"    {change.why}"]
+            lines += [f"    {printable(detail)}" for detail in change.details]
     names = f"{printable(comparison.old_name)} -> {printable(comparison.new_name)}"
     return "\n".join([*lines, f"{names}: {headline(comparison)}."]) + "\n"
 
@@ -60,6 +62,22 @@ def render_markdown(comparison: Comparison | FileComparison, *, heading: str = "
         count = "1 other change" if len(others) == 1 else f"{len(others)} other changes"
         lines += ["", f"<details><summary>{count} without effect on the guarantee</summary>", ""]
         lines += ["| | field | before | after | why |", "|---|---|---|---|---|", *map(_row, others), "", "</details>"]
+    return "\n".join(lines) + "\n"
+
+
+def render_invalid(old_name: str, new_name: str, invalid: Mapping[str, Sequence[str]]) -> str:
+    """Markdown for a pair of which the old or the new file, or both, is not valid: what is wrong, line by line."""
+    sides = " and the ".join(invalid)
+    noun = "file is" if len(invalid) == 1 else "files are"
+    lines = [
+        f"### {HEADLINES[Direction.INCOMPARABLE]}",
+        "",
+        f"{code(old_name)} compared with {code(new_name)}",
+        "",
+        f"The {sides} {noun} not valid, hence not comparable.",
+        "",
+        *(f"- {code(line)}" for side in invalid.values() for line in side),
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -111,5 +129,5 @@ def _runs_of_backticks(text: str) -> list[str]:
 def _row(change: Change) -> str:
     label = "" if change.direction is Direction.UNCHANGED else f"**{change.direction.value}**"
     before, after = _values(change)
-    cells = [label, code(change.where), code(before), code(after), change.why]
+    cells = [label, code(change.where), code(before), code(after), " ".join([change.why, *map(code, change.details)])]
     return f"| {' | '.join(cells)} |"

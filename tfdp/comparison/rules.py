@@ -21,7 +21,6 @@ ID_FIELD = orders.stated(
     "Nothing says any more which records belong to one unit.",
     "Another field names the unit, so another thing may be protected.",
 )
-METHOD = always(UNCHANGED, "The unit is the same; what its protection costs is judged by epsilon and by the review.")
 SEQUENCE_LENGTH = orders.higher_is_stronger(
     "A sequence is shorter: fewer tokens are hidden together.", "A sequence is longer: more is hidden together."
 )
@@ -58,7 +57,7 @@ SPEC_RULES: dict[str, Rule] = {
     "claim.epsilon": EPSILON,
     MECHANISM: orders.unknown,
     "claim.privacy_unit.max_records_per_unit": orders.records_per_unit,
-    "claim.privacy_unit.method": METHOD,
+    "claim.privacy_unit.method": orders.unknown,  # likewise
     "claim.privacy_unit.max_tokens_per_unit": NO_EFFECT,
     "claim.privacy_unit.selection": NO_EFFECT,
     "claim.release": orders.release,
@@ -106,7 +105,7 @@ CARD_RULES: dict[str, Rule | None] = {
     "claim.epsilon": EPSILON,
     "guarantee.target_epsilon": orders.lower_is_stronger("The spec allowed more.", "The spec allowed less."),
     "guarantee.max_records_per_unit": orders.records_per_unit,
-    "guarantee.unit_method": METHOD,
+    "guarantee.unit_method": orders.unknown,  # likewise
     "guarantee.selection": NO_EFFECT,
     "claim.release": orders.release,
     "claim.trust_model": TRUST,

@@ -47,7 +47,14 @@ def compare_specs(old: PrivacySpec, new: PrivacySpec, *, old_name: str = "old", 
     contained = two_steps or method == "group_privacy" or neighbours == "replace_one"
     special: dict[str, Rule] = {
         "claim.privacy_unit.kind": partial(orders.unit_kind, contained=contained),
-        "claim.adjacency": partial(orders.adjacency, two_steps_suffice=two_steps),
+        "claim.adjacency": partial(
+            orders.adjacency,
+            two_steps_suffice=two_steps,
+            size_is_public=old.data.size_is_public and new.data.size_is_public,
+        ),
+        "claim.privacy_unit.method": partial(
+            orders.unit_method, same_unit=old.claim.privacy_unit.kind == new.claim.privacy_unit.kind
+        ),
         "sampling.scheme": _scheme,
     }
     changes = judged(old.to_dict(), new.to_dict(), SPEC_RULES, SPEC_WHOLE, special)
@@ -81,27 +88,31 @@ def _mechanism(old: PrivacySpec, new: PrivacySpec, changes: list[Change]) -> lis
         return []  # another quantity; those two have been judged
     calibrated = [spec for spec in (old, new) if spec not in given]
     delta = calibrated[0].claim.delta if calibrated else new.claim.delta
-    costs = _costs(old, new, delta)
-    if costs is None:
-        why = "What the mechanisms cost could not be computed, so nobody can tell: see the review."
-        return [Change(MECHANISM, None, None, Direction.INCOMPARABLE, why)]
-    one, other = costs
+    one, other = _costs(old, new, delta)
+    if one is None or other is None:
+        why = "What the mechanisms cost could not be computed for both, so nobody can tell: see the review."
+        return [Change(MECHANISM, _told(one), _told(other), Direction.INCOMPARABLE, why)]
     slack = _CALIBRATION if calibrated else _ROUNDING
     how = f"Computed at delta {shown(delta)}; with noise that is calibrated it is the claimed epsilon."
     if math.isclose(one, other, rel_tol=slack):
-        return [Change(MECHANISM, one, other, Direction.UNCHANGED, how)]
+        return [Change(MECHANISM, _told(one), _told(other), Direction.UNCHANGED, how)]
     direction = Direction.WEAKER if not other <= one else Direction.STRONGER
-    return [Change(MECHANISM, _finite(one), _finite(other), direction, how)]
+    return [Change(MECHANISM, _told(one), _told(other), direction, how)]
 
 
-def _costs(old: PrivacySpec, new: PrivacySpec, delta: float) -> tuple[float, float] | None:
-    """By the same accountant for both: a tighter one is no progress of the mechanism."""
-    for accountant in ("pld", "rdp"):
-        try:
-            return _cost(old, delta, accountant), _cost(new, delta, accountant)
-        except (AccountingError, ValueError):
-            continue
-    return None
+def _costs(old: PrivacySpec, new: PrivacySpec, delta: float) -> tuple[float | None, float | None]:
+    """By the same accountant for both: a tighter one is no progress of the mechanism. None: not computable."""
+    costs = _cost_if_any(old, delta, "pld"), _cost_if_any(new, delta, "pld")
+    if None in costs:
+        costs = _cost_if_any(old, delta, "rdp"), _cost_if_any(new, delta, "rdp")
+    return costs
+
+
+def _cost_if_any(spec: PrivacySpec, delta: float, accountant: str) -> float | None:
+    try:
+        return _cost(spec, delta, accountant)
+    except (AccountingError, ValueError):
+        return None
 
 
 def _cost(spec: PrivacySpec, delta: float, accountant: str) -> float:
@@ -122,15 +133,19 @@ def _cost(spec: PrivacySpec, delta: float, accountant: str) -> float:
     return accounting.epsilon(event, schedule.steps, delta=delta, accountant=accountant, adjacency=spec.claim.adjacency)
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _told(epsilon: float | None) -> float | str:
+    if epsilon is None:
+        return "not computable"
+    return epsilon if math.isfinite(epsilon) else "unbounded"
 
 
 def _review(old: PrivacySpec, new: PrivacySpec) -> list[Change]:
     """Errors of the review: a claim that is not earned promises nothing."""
-    one, other = ([finding.model_dump(mode="json") for finding in errors(review(spec))] for spec in (old, new))
+    found = errors(review(new))
+    one, other = ([finding.model_dump(mode="json") for finding in side] for side in (errors(review(old)), found))
     if not one and not other:
         return []
     direction, why = orders.error_findings(one, other)
     before, after = (sorted({finding["id"] for finding in side}) for side in (one, other))
-    return [Change(REVIEW, before, after, direction, why)]
+    details = tuple(f"{finding.id}: {finding.where}: {finding.message}" for finding in found)
+    return [Change(REVIEW, before, after, direction, why, details=details)]
