@@ -137,6 +137,11 @@ class TestCap:
         with pytest.raises(BudgetExhaustedError):  # and the first may not take it back
             run(planned(steps=10, epsilon_cap=cap), "first", steps=10)
 
+    def test_a_run_that_goes_on_is_not_counted_beside_itself(self, planned, run):
+        plan = planned(epsilon_cap=by_dp_accounting((2.0, 10)) * 1.01)
+        run(plan, "first", steps=5)
+        run(plan, "first", steps=10)
+
     def test_a_warning_from_four_fifths_on(self, planned, run, caplog):
         cap = by_dp_accounting((2.0, 10)) / 0.85
         with caplog.at_level("WARNING", logger="tfdp"):
@@ -278,7 +283,7 @@ class TestTrials:
             drawn = [declare_trials(plan, 8.0, shape) for _ in range(200)]
             assert abs(np.mean(drawn) - 8.0) < 5.3 * math.sqrt(variance / 200)
             assert min(drawn) >= (shape == 1.0)
-            assert len(set(drawn)) > 5
+            assert (np.var(drawn) > 16) == (shape == 1.0)  # ten and 3.6 standard errors away, on the lighter side
 
     def test_refusals(self, planned, plan_of):
         with pytest.raises(MisuseError, match=r"budget\.ledger"):
