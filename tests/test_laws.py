@@ -59,7 +59,7 @@ def test_law_1_every_unit_joins_every_batch_independently_with_one_probability(p
         units = batch["x"][batch["unit_weight"] > 0].astype(int).ravel()
         assert len(set(units)) == len(units)  # a second draw in the same batch could take a unit again
         row[units] = 1
-        numbers.append(int(batch["tfdp"]["draw"]))
+        numbers.append(int(batch["tfdp"]["draw"][0]))
     assert numbers == sorted(set(numbers))
     first, second = np.triu_indices(8, 1)
     together = np.stack([(joined[:, first] + 2 * joined[:, second] == case).sum(0) for case in range(4)])
