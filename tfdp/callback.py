@@ -350,13 +350,10 @@ class PrivacyCallback(keras.callbacks.Callback):
             except (StopIteration, tf.errors.OutOfRangeError):  # the data ended; the recorded step stays spent
                 train_step.revoke()
                 raise
-            except Exception:
+            except BaseException:
                 self._end()
                 if train_step.refusal is not None:
                     raise train_step.refusal from None
-                raise
-            except BaseException:
-                self._end()
                 raise
 
         return run

@@ -18,11 +18,10 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 import numpy as np
 
 from tfdp.errors import DataError, MisuseError, PlanError
-from tfdp.sampling.claims import checked_units, claims_whole_unit, records_of_units
+from tfdp.sampling.claims import UnitPlan, checked_units, claims_whole_unit, records_of_units
 from tfdp.sampling.poisson import PoissonSampler, words_of
 from tfdp.sampling.records import as_records
 from tfdp.sampling.structures import Array, Leaf, Records, leaves, map_leaves, rebuild
-from tfdp.spec.fields import PrivacyUnit
 
 _DEFAULT_MICROBATCH_SIZE = 16
 _PREFETCHED_BATCHES = 2
@@ -65,11 +64,9 @@ if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=_begin_in_fork)
 
 
-class SamplingPlan(Protocol):
+class SamplingPlan(UnitPlan, Protocol):
     """What the sampler reads of a plan."""
 
-    @property
-    def num_units(self) -> int: ...
     @property
     def sampling_probability(self) -> float: ...
     @property
@@ -80,14 +77,6 @@ class SamplingPlan(Protocol):
     def microbatch_size(self) -> int | None: ...
     @property
     def expected_batch_size(self) -> float: ...
-    @property
-    def num_records(self) -> int | None: ...
-    @property
-    def records_per_unit(self) -> int: ...
-    @property
-    def group_size(self) -> int: ...
-    @property
-    def privacy_unit(self) -> PrivacyUnit: ...
     @property
     def digest(self) -> str: ...
     @property
