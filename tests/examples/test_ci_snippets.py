@@ -107,9 +107,10 @@ class TestCompareSpecs:
         code, text, error = self.report(repository, weaker)
         assert code == 1
         assert "`a b/privacy-?x?.yaml` is removed" in text
-        assert "`moved/privacy-new.yaml` could not be read" in text
+        assert "moved/privacy-new.yaml` compared with `./moved/privacy-new.yaml`\n\nThe new file is not valid" in text
+        assert "PS000" in text
         assert "| **weaker** | `claim.epsilon` | `4` | `9` |" in text
-        assert "PS000" in error
+        assert error == ""
 
     def test_a_branch_is_compared_with_where_it_left(self, repository):
         repository.write("privacy.yaml", SPEC)
