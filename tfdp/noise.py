@@ -283,5 +283,5 @@ def standard_normals(words: npt.NDArray[np.uint64], scratch: npt.NDArray[np.floa
     sine *= radius  # sin(a) = h * sqrt(2 - h^2)
     np.subtract(1.0, cosine, out=cosine)
     cosine *= radius  # cos(a) = 1 - h^2
-    np.copysign(cosine, signs.view(np.float64), out=cosine)
+    cosine.view(np.uint64)[:] ^= signs
     return scratch[:2]
