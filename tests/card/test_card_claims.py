@@ -9,7 +9,8 @@ import pytest
 from scipy import stats
 
 from tfdp import accounting
-from tfdp.card import check_card, max_membership_advantage, max_true_positive_rate
+from tfdp.accounting import max_membership_advantage, max_true_positive_rate
+from tfdp.card import check_card
 from tfdp.errors import CardError
 from tfdp.findings import errors
 from tfdp.ledger import Ledger

@@ -23,6 +23,7 @@ from tfdp.accounting.calibration import Calibration, calibrate_noise_multiplier
 from tfdp.accounting.composition import Run, Selection, composed_epsilon, selected_epsilon
 from tfdp.accounting.events import SCHEMES, event_from_dict, event_to_dict, step_event
 from tfdp.accounting.groups import generic_group_epsilon
+from tfdp.accounting.tradeoff import max_membership_advantage, max_true_positive_rate
 
 __all__ = [
     "ACCOUNTANTS",
@@ -44,6 +45,8 @@ __all__ = [
     "event_to_dict",
     "generic_group_epsilon",
     "library_version",
+    "max_membership_advantage",
+    "max_true_positive_rate",
     "selected_epsilon",
     "step_event",
     "supports",

@@ -4,7 +4,7 @@
 the JSON becomes Markdown and HTML.
 """
 
-from tfdp.card.build import build_card, errors_of, max_membership_advantage, max_true_positive_rate
+from tfdp.card.build import build_card, errors_of
 from tfdp.card.model import PrivacyCard
 from tfdp.card.rendering import render_html, render_markdown
 from tfdp.card.writing import check_card, export, json_schema, load_card, render_card, to_json
@@ -17,8 +17,6 @@ __all__ = [
     "export",
     "json_schema",
     "load_card",
-    "max_membership_advantage",
-    "max_true_positive_rate",
     "render_card",
     "render_html",
     "render_markdown",

@@ -105,23 +105,6 @@ def build_card(record: LedgerRecord, inputs: CardInputs) -> PrivacyCard:
     )
 
 
-def max_true_positive_rate(epsilon: float, delta: float, false_positive_rate: float) -> float:
-    """The most true positives that any test can have at a false positive rate, under (epsilon, delta)-DP."""
-    if math.isinf(epsilon):
-        return 1.0
-    grown = math.exp(min(epsilon, 700.0)) * false_positive_rate + delta
-    mirrored = 1.0 - math.exp(-epsilon) * (1.0 - delta - false_positive_rate)
-    return max(0.0, min(1.0, grown, mirrored))
-
-
-def max_membership_advantage(epsilon: float, delta: float) -> float:
-    """The most that true positive rate minus false positive rate can be, under (epsilon, delta)-DP."""
-    if epsilon > 700.0:
-        return 1.0
-    grown = math.exp(epsilon)
-    return min(1.0, (grown - 1.0 + 2.0 * delta) / (grown + 1.0))
-
-
 def _accounting(record: LedgerRecord) -> Accounting:
     plan = record.plan
     setting = {"accountant": plan["accountant"], "adjacency": plan["adjacency"]}
@@ -270,11 +253,11 @@ def _guarantee(spec: PrivacySpec, record: LedgerRecord, realised: Bound, *, clai
         ),
         membership=tuple(
             MembershipBound(
-                false_positive_rate=rate, max_true_positive_rate=max_true_positive_rate(epsilon, delta, rate)
+                false_positive_rate=rate, max_true_positive_rate=accounting.max_true_positive_rate(epsilon, delta, rate)
             )
             for rate in _FALSE_POSITIVE_RATES
         ),
-        max_membership_advantage=max_membership_advantage(epsilon, delta),
+        max_membership_advantage=accounting.max_membership_advantage(epsilon, delta),
     )
 
 
