@@ -6,13 +6,14 @@ STAMP = $(VENV)/installed.stamp
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 export PYTHONUNBUFFERED = 1
 
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test lint bench bench-peers clean
 
 help:
 	@echo "make demo   fine-tune a small GPT-2 privately on Python's docstrings and write its model card"
 	@echo "make test   run all tests"
 	@echo "make lint   ruff and mypy"
 	@echo "make bench  time the private step against the plain one"
+	@echo "make bench-peers  time it against jax_privacy and Opacus, each in an environment of its own"
 
 $(STAMP): pyproject.toml
 	@python="$(PYTHON)"; \
@@ -34,5 +35,8 @@ lint: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
+bench-peers: $(STAMP)
+	$(BIN)/python benchmarks/peers/run.py $(ARGS)
+
 clean:
-	rm -rf "$(VENV)" .mypy_cache .pytest_cache .ruff_cache build dist
+	rm -rf "$(VENV)" .venv-peers .mypy_cache .pytest_cache .ruff_cache build dist
