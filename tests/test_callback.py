@@ -18,6 +18,7 @@ import tensorflow as tf
 import tfdp
 from tfdp.errors import BudgetExhaustedError, LedgerError, LossNotPerUnitError, MisuseError, UnsupportedLayerError
 from tfdp.files import sha256_arrays
+from tfdp.gradients import exact_products
 from tfdp.noise import GaussianNoise
 from tfdp.sampling.batches import poisson_batches
 
@@ -315,27 +316,40 @@ class TestLeavesNothingBehind:
         assert failed.steps == spent
         plain_fit(model)
 
-    @pytest.mark.parametrize("ends", ["well", "by an exception"])
-    def test_matrix_products_are_exact_for_the_length_of_a_fit(self, plan, path, ends):
-        """TensorFloat-32, on by default on GPUs, would take norms and sums to 1e-3 only."""
-        enabled = tf.config.experimental.tensor_float_32_execution_enabled
+    @pytest.mark.parametrize("before", [True, False])
+    def test_matrix_products_are_exact_in_every_step(self, plan, path, before):
+        """TensorFloat-32, on by default on GPUs, would take norms and sums to 1e-3 only. Nothing is left to restore."""
+        enabled, enable = (
+            tf.config.experimental.tensor_float_32_execution_enabled,
+            tf.config.experimental.enable_tensor_float_32_execution,
+        )
         assert enabled()
-        seen = []
+        enable(before)
+        try:
+            seen, model = {}, compiled(network(), plan, run_eagerly=True)
 
-        def look(model):
-            seen.append(enabled())
-            if ends != "well":
+            def look(model):
+                seen["between"] = enabled()
                 raise ArithmeticError
 
-        callbacks = [tfdp.PrivacyCallback(plan, path), Interfering("on_train_batch_end", look)]
-        model = compiled(network(), plan)
-        if ends == "well":
-            fit(model, plan, callbacks)
-        else:
+            apply = model.optimizer.apply_private
+            model.optimizer.apply_private = lambda noisy: (seen.update(inside=enabled()), apply(noisy))
             with pytest.raises(ArithmeticError):
-                fit(model, plan, callbacks)
-            fit(model, plan, [tfdp.PrivacyCallback(plan, path)])  # ends the one before
-        assert seen == [False]
+                fit(model, plan, [tfdp.PrivacyCallback(plan, path), Interfering("on_train_batch_end", look)])
+            assert seen == {"inside": False, "between": before}
+            assert enabled() == before
+        finally:
+            enable(True)
+
+    def test_exact_products_of_several_threads(self):
+        """Whichever ends first: the setting comes back when the last one has ended, and to what the first one found."""
+        enabled = tf.config.experimental.tensor_float_32_execution_enabled
+        first, second = exact_products(), exact_products()
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        assert not enabled()
+        second.__exit__(None, None, None)
         assert enabled()
 
     def test_plain_training_right_after_an_exception(self, plan, path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import keras
 import keras_hub
 import numpy as np
@@ -249,3 +251,18 @@ def test_the_variables_of_an_optimizer():
     optimizer = keras.optimizers.Adam()
     optimizer.build(model.trainable_variables)
     assert [id(v) for v in keras_private.optimized_variables(optimizer)] == [id(v) for v in model.trainable_variables]
+
+
+def test_a_fit_is_found_on_the_stack():
+    model, other = (keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)]) for _ in range(2))
+    model.compile("sgd", "mse")
+    mine, others = keras_private.fit_runs(model), keras_private.fit_runs(other)
+    seen = []
+    look = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: seen.append((mine(sys._getframe()), others(sys._getframe()))),
+        on_test_batch_end=lambda batch, logs: seen.append(mine(sys._getframe())),
+    )
+    model.fit(np.ones((2, 2)), np.ones((2, 2)), callbacks=[look], verbose=0)
+    model.evaluate(np.ones((2, 2)), np.ones((2, 2)), callbacks=[look], verbose=0)
+    assert seen == [(True, False), False]
+    assert not mine(None)

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import keras
 import tensorflow as tf
 
+from tfdp import keras_private
 from tfdp.admission import (
     check_compiled_model,
     check_history,
@@ -29,11 +30,11 @@ from tfdp.admission import (
 from tfdp.budget import register
 from tfdp.errors import BudgetExhaustedError, LedgerError, MisuseError
 from tfdp.files import sha256_arrays
-from tfdp.gradients import sums_function
+from tfdp.gradients import exact_products, sums_function
 from tfdp.ledger import Ledger, read_ledger
 from tfdp.noise import GaussianNoise
 from tfdp.plan import Plan
-from tfdp.resume import ResumableRun, after_the_step
+from tfdp.resume import FitInterrupts, ResumableRun
 from tfdp.sampling.partition import check_remembered_units, remember_units
 from tfdp.training import PrivateTrainStep
 
@@ -98,8 +99,8 @@ class PrivacyCallback(keras.callbacks.Callback):
         self._ledger: Ledger | None = None
         self._train_step: PrivateTrainStep | None = None
         self._jit_compile_before: Any = None
-        self._tensor_float_32_before: bool | None = None
         self._resumable = ResumableRun(checkpoint, save_freq)
+        self._interrupts = FitInterrupts()
         self._run: Any = None
         self._began_with: tuple[Any, list[Any]] = (None, [])
         self._epoch_begins = True
@@ -160,9 +161,7 @@ class PrivacyCallback(keras.callbacks.Callback):
             self._go_on(model, ledger)
             if self.plan.rng == "csprng":
                 reseed(model)
-            # Its products are good to 1e-3 only: with norms as wrong as that, a unit could move the sum by more than C.
-            self._tensor_float_32_before = tf.config.experimental.tensor_float_32_execution_enabled()
-            tf.config.experimental.enable_tensor_float_32_execution(False)
+            self._interrupts.begin(keras_private.fit_runs(model))
             ledger.append("fit_begin", steps_before=ledger.steps, **gradients_taken(model, self._method, self._hybrid))
             self._began_with = model.optimizer, list(model.trainable_variables)
             self._run = model.train_function = self._guarded(model.train_function)
@@ -172,6 +171,7 @@ class PrivacyCallback(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         try:
+            self._hear_interrupt()
             self._check_budget()
             self._check_installed()
             if self._epoch_begins:  # not at every step: it walks through all layers
@@ -181,15 +181,11 @@ class PrivacyCallback(keras.callbacks.Callback):
             assert self._train_step is not None
             if not self._stepped:  # a callback that came after this one may have restored another state
                 check_history(self.model, self._ledger, _trained_under.get(self.model))
-            with after_the_step():
-                step = self._ledger.steps + 1
-                self._ledger.append_step(step)
-                _trained_under[self.model] = self._ledger.identity
-                self._train_step.admit(step)
-                self._stepped = True
-        except KeyboardInterrupt:
-            self._end_interrupted(whole=True)
-            raise
+            step = self._ledger.steps + 1
+            self._ledger.append_step(step)
+            _trained_under[self.model] = self._ledger.identity
+            self._train_step.admit(step)
+            self._stepped = True
         except BaseException:
             self._end()
             raise
@@ -206,15 +202,18 @@ class PrivacyCallback(keras.callbacks.Callback):
             self._save(self._resumable.after_update)
             if self._resumable.reason_to_stop(self.model, self.plan, self._ledger) is not None:
                 self.model.stop_training = True
+        self._hear_interrupt()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._resumable.begin_epoch(epoch)
         self._epoch_begins = True
+        self._hear_interrupt()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._report(logs)
         self._record("epoch_end")
         self._save(self._resumable.after_epoch)
+        self._hear_interrupt()
 
     def on_train_end(self, logs: Any = None) -> None:
         if self._ledger is not None:
@@ -225,10 +224,15 @@ class PrivacyCallback(keras.callbacks.Callback):
                 f"model, {self._ledger.steps} of {self.plan.steps} steps are spent."
             )
         self._end(interrupted=False)
+        if self._interrupts.noted:  # since the last step: the fit is complete
+            raise KeyboardInterrupt
 
     def on_test_begin(self, logs: Any = None) -> None:
         if self._ledger is None:  # evaluate(callbacks=[...]) on its own
             self._end()
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._hear_interrupt()  # validation may take longer than an epoch
 
     def on_predict_begin(self, logs: Any = None) -> None:
         self.on_test_begin()
@@ -337,16 +341,13 @@ class PrivacyCallback(keras.callbacks.Callback):
         assert train_step is not None
 
         def run(iterator: Any) -> Any:
-            whole = False
             try:
                 train_step.prepare(getattr(iterator, "element_spec", None))
-                with after_the_step():
+                with exact_products():
                     logs = train_function(iterator)
-                    whole = True
+                    if not tf.config.experimental.get_synchronous_execution():
+                        int(self.model.optimizer.iterations)  # waits until the step has run
                 return logs
-            except KeyboardInterrupt:
-                self._end_interrupted(whole)
-                raise
             except (StopIteration, tf.errors.OutOfRangeError):  # the data ended; the recorded step stays spent
                 train_step.revoke()
                 raise
@@ -358,12 +359,15 @@ class PrivacyCallback(keras.callbacks.Callback):
 
         return run
 
-    def _end_interrupted(self, whole: bool) -> None:
-        """After Ctrl-C. `whole`: no step is half done, so that what is there can be gone on from."""
-        if self._ledger is not None and whole:
+    def _hear_interrupt(self) -> None:
+        """Between two steps: ends the fit where Ctrl-C was noted, with all of it saved."""
+        if self._ledger is None or not self._interrupts.noted:
+            return
+        if self._stepped:
             with contextlib.suppress(LedgerError):  # the interrupt is what has to be heard
                 self._resumable.interrupted(self.model, self.plan, self._ledger)
         self._end()
+        raise KeyboardInterrupt
 
     def _report(self, logs: Any) -> None:
         if isinstance(logs, dict):
@@ -383,9 +387,6 @@ class PrivacyCallback(keras.callbacks.Callback):
         self.model.train_function = None
         if self._ledger is not None:
             self._resumable.leave(self.model)
-        if self._tensor_float_32_before is not None:
-            tf.config.experimental.enable_tensor_float_32_execution(self._tensor_float_32_before)
-            self._tensor_float_32_before = None
         if self._train_step is not None:
             self._train_step.revoke()
         if self._ledger is not None:
@@ -396,6 +397,7 @@ class PrivacyCallback(keras.callbacks.Callback):
                     self._record("fit_interrupted")
             self._ledger.close()
             self._ledger = None
+        self._interrupts.end()
         with _looking_at_active:
             _active.discard(self)
 

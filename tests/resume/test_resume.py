@@ -12,7 +12,6 @@ import zipfile
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import tfdp
 from tfdp.errors import BudgetExhaustedError, DataError, LedgerError, MisuseError
@@ -54,13 +53,6 @@ def new_process(monkeypatch):
 
     forget()
     return forget
-
-
-@pytest.fixture(autouse=True)
-def exact_products_are_for_the_length_of_a_fit():
-    """A fit that is killed does not put this back; a process that is killed has no need to."""
-    yield
-    tf.config.experimental.enable_tensor_float_32_execution(True)
 
 
 def network(plan, *, dropout=False, seed=1, rate=0.1, hidden=4):

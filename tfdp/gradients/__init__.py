@@ -19,6 +19,7 @@ import tensorflow as tf
 from tfdp.errors import GradientError
 from tfdp.gradients import bookkeeping, vectorized
 from tfdp.gradients.clipping import SMALLEST_CLIP_NORM
+from tfdp.gradients.precision import exact_products
 
 METHODS = {"bookkeeping": bookkeeping.clipped_sums, "vectorized": vectorized.clipped_sums}
 
@@ -111,4 +112,4 @@ def clipped_gradients(
     return sums, norms, losses
 
 
-__all__ = ["METHODS", "clipped_gradients", "sums_function"]
+__all__ = ["METHODS", "clipped_gradients", "exact_products", "sums_function"]

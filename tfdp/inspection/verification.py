@@ -23,7 +23,7 @@ import tensorflow as tf
 from tfdp import keras_private
 from tfdp.errors import DataError, LossNotPerUnitError, UnsupportedLayerError
 from tfdp.findings import Finding, Severity, errors
-from tfdp.gradients import clipped_gradients
+from tfdp.gradients import clipped_gradients, exact_products
 from tfdp.gradients.losses import per_unit_losses
 from tfdp.inspection.tables import Printed
 from tfdp.models import check_model, cross_unit_fault
@@ -162,19 +162,17 @@ def _restored(model: Any) -> Iterator[Callable[[], None]]:
     """Gives a function that puts the model's state (seeds, counters) back to where it was; called again at the end."""
     state = [(variable, variable.numpy()) for variable in model.non_trainable_variables if variable.dtype != "string"]
     moved = {id(v) for v in keras_private.seed_states(model)}
-    precise = tf.config.experimental.tensor_float_32_execution_enabled()
 
     def rewind() -> None:
         for variable, value in state:
             if id(variable) in moved or not np.array_equal(variable.numpy(), value, equal_nan=value.dtype.kind == "f"):
                 variable.assign(value)
 
-    tf.config.experimental.enable_tensor_float_32_execution(False)  # as the private fit does
-    try:
-        yield rewind
-    finally:
-        tf.config.experimental.enable_tensor_float_32_execution(precise)
-        rewind()
+    with exact_products():  # as the private fit does
+        try:
+            yield rewind
+        finally:
+            rewind()
 
 
 @dataclasses.dataclass

@@ -13,14 +13,14 @@ An older checkpoint put back by hand is a model with fewer updates and the same 
 from __future__ import annotations
 
 from tfdp.resume.checkpoint import Checkpoint, Position, read_checkpoint, restore, write_checkpoint
-from tfdp.resume.interrupts import after_the_step
+from tfdp.resume.interrupts import FitInterrupts
 from tfdp.resume.run import ResumableRun
 
 __all__ = [
     "Checkpoint",
+    "FitInterrupts",
     "Position",
     "ResumableRun",
-    "after_the_step",
     "read_checkpoint",
     "restore",
     "write_checkpoint",
