@@ -6,6 +6,7 @@ import json
 import math
 import os
 import shutil
+import threading
 
 import dp_accounting
 import keras
@@ -17,8 +18,10 @@ from dp_accounting.rdp import rdp_privacy_accountant
 import tfdp
 from tfdp import accounting
 from tfdp.accounting import composed_epsilon, selected_epsilon
-from tfdp.budget import declare_trials, read_budget, register
+from tfdp.budget import declare_trials, note_head, read_budget, register, registering
+from tfdp.budget import file as budget_file
 from tfdp.errors import AccountingError, BudgetExhaustedError, LedgerError, MisuseError
+from tfdp.files import sha256_bytes
 from tfdp.ledger import Ledger
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -50,12 +53,14 @@ def planned(plan_of, tmp_path):
 def run(tmp_path):
     """A run of some of its steps, as a fit leaves it."""
 
-    def go(plan, name, steps=None):
+    def go(plan, name, steps=None, *, killed=False):
         path = tmp_path / name / "ledger.jsonl"
         with Ledger.create_or_open(path, plan.to_dict()) as ledger:
             register(plan, ledger)
             for step in range(ledger.steps + 1, (plan.steps if steps is None else steps) + 1):
                 ledger.append_step(step)
+            if not killed:
+                note_head(plan, ledger)
         return path
 
     return go
@@ -101,7 +106,7 @@ def test_a_run_that_goes_on_is_registered_once_and_counts_as_planned(planned, tm
     assert (ended.steps, ended.state) == (1, "spent")
 
 
-@pytest.mark.parametrize("harm", ["cut", "exchanged", "changed"])
+@pytest.mark.parametrize("harm", ["cut", "cut to the header", "exchanged", "changed"])
 def test_a_ledger_that_cannot_be_believed_counts_as_planned(planned, run, tmp_path, harm):
     path = run(planned(), "one", steps=6)
     lines = path.read_bytes().splitlines(keepends=True)
@@ -109,11 +114,84 @@ def test_a_ledger_that_cannot_be_believed_counts_as_planned(planned, run, tmp_pa
         path.unlink()
         Ledger.create_or_open(path, planned().to_dict()).close()
     else:
-        path.write_bytes(b"".join(lines[:1] if harm == "cut" else [*lines[:3], *lines[4:]]))
+        kept = {"cut": lines[:-1], "cut to the header": lines[:1], "changed": [*lines[:3], *lines[4:]]}[harm]
+        path.write_bytes(b"".join(kept))
     (found,) = read_budget(tmp_path / "budget.jsonl").runs
-    # A chain alone does not tell that its tail was cut off; the other two are seen.
-    assert found.steps == (0 if harm == "cut" else 10)
-    assert found.state == ("spent" if harm == "cut" else "ledger changed")
+    assert (found.steps, found.state) == (10, "ledger changed")
+
+
+class TestHeads:
+    def test_a_ledger_that_was_cut_is_not_continued(self, planned, run):
+        path = run(planned(), "one", steps=6)
+        whole = path.read_bytes()
+        path.write_bytes(b"".join(whole.splitlines(keepends=True)[:-2]))
+        with pytest.raises(LedgerError, match=r"the 7 lines of which .*budget.jsonl knows. Received: 5 lines"):
+            run(planned(), "one", steps=10)
+        path.write_bytes(whole)
+        run(planned(), "one", steps=10)
+
+    def test_what_a_killed_process_left_is_noted_when_it_goes_on(self, planned, run, tmp_path):
+        """Before that, a cut cannot be told from steps that were never taken."""
+        path = run(planned(), "one", steps=6, killed=True)
+        lines = path.read_bytes().splitlines(keepends=True)
+        with Ledger.create_or_open(path, planned().to_dict()) as ledger:
+            register(planned(), ledger)
+        path.write_bytes(b"".join(lines[:-1]))
+        (found,) = read_budget(tmp_path / "budget.jsonl").runs
+        assert (found.steps, found.state) == (10, "ledger changed")
+
+    def test_a_torn_line_comes_after_the_head(self, planned, run, tmp_path):
+        path = run(planned(), "one", steps=6)
+        with open(path, "ab") as stream:
+            stream.write(b'{"kind":')
+        (found,) = read_budget(tmp_path / "budget.jsonl").runs
+        assert (found.steps, found.state) == (7, "spent")
+        run(planned(), "one", steps=9)
+
+    def test_a_run_that_moved_is_found_once_it_has_gone_on(self, planned, run, tmp_path):
+        run(planned(), "one", steps=6)
+        shutil.move(tmp_path / "one", tmp_path / "two")
+        assert read_budget(tmp_path / "budget.jsonl").runs[0].state == "ledger missing"
+        run(planned(), "two", steps=6)
+        (found,) = read_budget(tmp_path / "budget.jsonl").runs
+        assert (found.steps, found.state, found.ledger) == (6, "spent", str(tmp_path / "two" / "ledger.jsonl"))
+
+    def test_the_same_head_is_noted_once(self, planned, run, tmp_path):
+        run(planned(), "one")
+        before = (tmp_path / "budget.jsonl").read_bytes()
+        run(planned(), "one")
+        assert (tmp_path / "budget.jsonl").read_bytes() == before
+
+    def test_a_data_set_ledger_that_was_exchanged_during_a_run(self, planned, run, tmp_path):
+        plan, path = planned(), tmp_path / "budget.jsonl"
+        with Ledger.create_or_open(tmp_path / "one", plan.to_dict()) as ledger:
+            register(plan, ledger)
+            path.unlink()
+            with pytest.raises(LedgerError, match="No such file"):
+                note_head(plan, ledger)
+            assert not path.exists()
+            run(plan, "other")
+            with pytest.raises(LedgerError, match=r"does not know|Received: a ledger without it"):
+                note_head(plan, ledger)
+
+    @pytest.mark.parametrize("end", ["well", "by an exception"])
+    def test_fits_note_theirs(self, planned, tmp_path, end):
+        plan, path = planned(), tmp_path / "one" / "ledger.jsonl"
+        if end == "well":
+            train(plan, tmp_path / "one", epochs=1, steps=3)
+        else:
+            stop = keras.callbacks.LambdaCallback(
+                on_train_batch_end=lambda batch, logs: batch == 2 and setattr(stop.model, "train_function", abs)
+            )
+            with pytest.raises(MisuseError, match="Received: another one"):
+                train(plan, tmp_path / "one", stop, epochs=1, steps=10)
+        content = path.read_bytes()
+        for cut in (1, 2, 3):
+            path.write_bytes(b"".join(content.splitlines(keepends=True)[:-cut]))
+            found = read_budget(tmp_path / "budget.jsonl").runs[0]
+            assert (found.steps, found.state) == (10, "ledger changed")
+        path.write_bytes(content)
+        assert read_budget(tmp_path / "budget.jsonl").runs[0].steps == 3
 
 
 class TestCap:
@@ -183,7 +261,8 @@ class TestFile:
         run(planned(), "second")
         path = tmp_path / "budget.jsonl"
         lines = path.read_bytes().splitlines(keepends=True)
-        for changed in ([lines[0], lines[2]], [lines[0], lines[1].replace(b'"steps":10', b'"steps":1'), lines[2]]):
+        smaller = [lines[0], lines[1].replace(b'"steps":10', b'"steps":1'), *lines[2:]]
+        for changed in ([lines[0], *lines[2:]], [*lines[:2], *lines[3:]], smaller):
             path.write_bytes(b"".join(changed))
             with pytest.raises(LedgerError, match=r"line [23]: expected prev"):
                 read_budget(path)
@@ -195,15 +274,108 @@ class TestFile:
         with pytest.raises(LedgerError, match="No such file"):
             read_budget(tmp_path / "none")
 
-    def test_a_torn_line_never_had_a_step(self, planned, run, tmp_path):
+    @pytest.mark.parametrize("length", [1, 30, 5000])
+    def test_a_torn_line_never_had_a_step(self, planned, run, tmp_path, length):
         run(planned(), "first")
         path = tmp_path / "budget.jsonl"
         whole = path.read_bytes()
-        path.write_bytes(whole + b'{"kind":"run","be')
+        path.write_bytes(whole + b'{"kind":"run","be'.ljust(length, b"g")[:length])
         assert len(read_budget(path).runs) == 1
         run(planned(), "second")
         assert path.read_bytes().startswith(whole)
         assert len(read_budget(path).runs) == 2
+
+    @pytest.mark.parametrize(
+        ("line", "match"),
+        [
+            (lambda run, head: head | {"identity": "0" * 64}, "a run once, and heads of runs after it"),
+            (lambda run, head: run, "a run once, and heads of runs after it"),
+            (lambda run, head: head | {"head": head["head"] | {"lines": 2}}, "at least 11 lines of that run"),
+            (lambda run, head: {"kind": "head", "identity": run["identity"]}, "a run and its head"),
+            (lambda run, head: head | {"kind": "refund"}, "a run, its head or trials"),
+        ],
+    )
+    def test_lines_that_follow_but_say_nothing_that_can_be(self, planned, run, tmp_path, line, match):
+        run(planned(), "first")
+        path = tmp_path / "budget.jsonl"
+        _, begun, head = path.read_bytes().splitlines()
+        more = line(json.loads(begun), json.loads(head)) | {"prev": sha256_bytes(head)}
+        path.write_bytes(path.read_bytes() + json.dumps(more).encode() + b"\n")
+        with pytest.raises(LedgerError, match=f"line 4: expected {match}"):
+            read_budget(path)
+
+    def test_a_line_that_failed_to_reach_the_disk_is_written_again(self, planned, run, tmp_path, monkeypatch):
+        """After a failed fsync it may be in memory only: the run that comes back must not rely on it."""
+        plan, path, real, flushed = planned(), tmp_path / "budget.jsonl", os.fsync, []
+        run(plan, "first")
+
+        def failing(descriptor):
+            if os.readlink(f"/proc/self/fd/{descriptor}") == str(path):
+                raise OSError(5, "Input/output error")
+            real(descriptor)
+
+        monkeypatch.setattr(os, "fsync", failing)
+        with pytest.raises(LedgerError, match="Input/output error"):
+            run(plan, "second")
+        assert len(read_budget(path).runs) == 2  # in memory
+        stripped = path.read_bytes().splitlines(keepends=True)
+
+        def looking(descriptor):
+            if os.readlink(f"/proc/self/fd/{descriptor}") == str(path):
+                flushed.append(path.read_bytes())
+            real(descriptor)
+
+        monkeypatch.setattr(os, "fsync", looking)
+        real_open, written = open, []
+
+        class Watched:
+            def __init__(self, stream):
+                self.stream = stream
+
+            def __getattr__(self, name):
+                return getattr(self.stream, name)
+
+            def __enter__(self):
+                return self
+
+            def __exit__(self, *error):
+                self.stream.close()
+
+            def write(self, data):
+                written.append(bytes(data))
+                return self.stream.write(data)
+
+        monkeypatch.setattr(budget_file, "open", lambda *args: Watched(real_open(*args)), raising=False)
+        with Ledger.create_or_open(tmp_path / "second" / "ledger.jsonl", plan.to_dict()) as ledger:
+            register(plan, ledger)
+        assert written == [stripped[-1]]
+        assert flushed == [b"".join(stripped)]
+
+    def test_runs_that_register_at_once(self, planned, tmp_path):
+        """Eight in threads: each gets its line; and where the cap has room for three, three begin."""
+        plan = planned(steps=4, epsilon_cap=by_dp_accounting((2.0, 14)))
+        begun, refused, barrier = [], [], threading.Barrier(8)
+
+        def work(number):
+            with Ledger.create_or_open(tmp_path / str(number) / "ledger.jsonl", plan.to_dict()) as ledger:
+                barrier.wait()
+                try:
+                    register(plan, ledger)
+                    begun.append(number)
+                except BudgetExhaustedError:
+                    refused.append(number)
+                barrier.wait()
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        found = read_budget(tmp_path / "budget.jsonl")
+        assert (len(begun), len(refused)) == (3, 5)
+        assert sorted(run.ledger for run in found.runs) == sorted(
+            str(tmp_path / str(number) / "ledger.jsonl") for number in begun
+        )
 
     def test_a_disk_that_takes_no_line_lets_no_run_begin(self, planned, run, tmp_path, monkeypatch):
         run(planned(), "first")
@@ -225,16 +397,13 @@ class TestTrials:
 
     def drawn(self, monkeypatch, count):
         class Fixed:
-            def __init__(self, seed):
-                pass
-
             def geometric(self, p):
                 assert p == pytest.approx(1 / 8)
                 return count
 
             poisson = geometric
 
-        monkeypatch.setattr(np.random, "default_rng", Fixed)
+        monkeypatch.setattr(registering, "system_generator", Fixed)
 
     def test_they_cost_what_the_theorem_says_and_only_as_many_as_were_drawn(self, planned, run, tmp_path, monkeypatch):
         self.drawn(monkeypatch, 3)
@@ -311,7 +480,7 @@ def test_the_card_of_the_best_trial(planned, tmp_path, monkeypatch):
     assert not [each for each in tfdp.check_card(tmp_path / "best") if each.id == "PS080"]
 
 
-def train(plan, folder):
+def train(plan, folder, *callbacks, epochs=None, steps=None):
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     model.compile(
         tfdp.dp_optimizer("sgd", plan), keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=[]
@@ -319,9 +488,9 @@ def train(plan, folder):
     data = (np.ones((12, 3), np.float32), np.zeros(12, int))
     model.fit(
         tfdp.poisson_batches(data, plan),
-        steps_per_epoch=plan.steps_per_epoch,
-        epochs=plan.epochs,
-        callbacks=[tfdp.PrivacyCallback(plan, folder / "ledger.jsonl")],
+        steps_per_epoch=steps or plan.steps_per_epoch,
+        epochs=epochs or plan.epochs,
+        callbacks=[tfdp.PrivacyCallback(plan, folder / "ledger.jsonl"), *callbacks],
         verbose=0,
         shuffle=False,
     )

@@ -6,6 +6,7 @@ small or too regular fails as noise that is too large does.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -51,12 +52,18 @@ class TestLaw:
         assert values.std() == pytest.approx(1.0, abs=0.01)
 
     def test_tails_have_their_mass(self):
-        values = sample(GaussianNoise(), (1_000_000,), 1.0)
-        for bound in (2.0, 3.0, 4.0):
-            for tail in (values > bound, values < -bound):
-                expected = len(values) * stats.norm.sf(bound)
-                low, high = stats.poisson.ppf([FALSE_ALARM / 12, 1 - FALSE_ALARM / 12], expected)
-                assert low <= tail.sum() <= high
+        """To five standard deviations, of which 23 values of 80 million are expected on each side."""
+        bounds, pieces, size = (2.0, 3.0, 4.0, 5.0), 16, 5_000_000
+        seen = np.zeros((len(bounds), 2), int)
+        for _ in range(pieces):
+            values = sample(GaussianNoise(), (size,), 1.0)
+            large = values[np.abs(values) > bounds[0]]
+            seen += [[(large > bound).sum(), (large < -bound).sum()] for bound in bounds]
+        for bound, both in zip(bounds, seen, strict=True):
+            expected = pieces * size * stats.norm.sf(bound)
+            tail = FALSE_ALARM / (2 * seen.size)
+            low, high = stats.poisson.ppf([tail, 1 - tail], expected)
+            assert 0 < low <= both.min() <= both.max() <= high
 
     def test_neighbours_are_uncorrelated(self, source):
         values = sample(source, (200_000,), 1.0).astype(np.float64)
@@ -149,8 +156,8 @@ class TestNeverTwice:
     def test_a_key_serves_one_piece_only(self, monkeypatch):
         """Large arrays are cut, small ones share a piece; no two pieces share a key."""
         read = []
-        system = noise.os.urandom
-        monkeypatch.setattr(noise.os, "urandom", lambda count: read.append(system(count)) or read[-1])
+        system = os.urandom
+        monkeypatch.setattr(os, "urandom", lambda count: read.append(system(count)) or read[-1])
         sizes = [3 * noise._CHUNK + 1, 5, 0, 7, noise._CHUNK]
         means = GaussianNoise().noisy_means([np.zeros(size, np.float32) for size in sizes], 1.0, 1.0, step=1)
         keys = [value for value in read if len(value) == 32]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import secrets
 from collections.abc import Sequence
 from typing import Any
 
 from tfdp import keras_private
+from tfdp.entropy import system_bits
 from tfdp.errors import MisuseError, UnsupportedLayerError
 from tfdp.findings import errors
 from tfdp.ledger import Ledger
@@ -131,4 +131,4 @@ def reseed(model: Any) -> None:
     nothing; with a seed that is known, one unit more would change the masks, and so the gradients, of all others.
     """
     for state in keras_private.seed_states(model):
-        state.assign([secrets.randbits(31), secrets.randbits(31)])
+        state.assign([system_bits(31), system_bits(31)])

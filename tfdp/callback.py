@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import threading
 import weakref
 from collections.abc import Callable
@@ -27,8 +26,9 @@ from tfdp.admission import (
     gradients_taken,
     reseed,
 )
-from tfdp.budget import register
-from tfdp.errors import BudgetExhaustedError, LedgerError, MisuseError
+from tfdp.budget import note_head, register
+from tfdp.entropy import system_bits
+from tfdp.errors import BudgetExhaustedError, LedgerError, MisuseError, TfdpError
 from tfdp.files import sha256_arrays
 from tfdp.gradients import exact_products, sums_function
 from tfdp.ledger import Ledger, read_ledger
@@ -94,7 +94,7 @@ class PrivacyCallback(keras.callbacks.Callback):
         self.ledger_path = os.fspath(ledger)
         self._method, self._hybrid = method, hybrid
         self._jit_compile = bool(tf.config.list_physical_devices("GPU")) if jit_compile == "auto" else bool(jit_compile)
-        prng_seed = secrets.randbits(63) if plan.seed is None else plan.seed
+        prng_seed = system_bits(63) if plan.seed is None else plan.seed
         self._noise = GaussianNoise(plan.rng, prng_seed if plan.rng == "prng" else None)
         self._ledger: Ledger | None = None
         self._train_step: PrivateTrainStep | None = None
@@ -223,6 +223,7 @@ class PrivacyCallback(keras.callbacks.Callback):
                 f"The private run ended: {self._ended}. {int(self.model.optimizer.iterations)} updates are in the "
                 f"model, {self._ledger.steps} of {self.plan.steps} steps are spent."
             )
+            self._save(lambda model, plan, ledger: note_head(plan, ledger))
         self._end(interrupted=False)
         if self._interrupts.noted:  # since the last step: the fit is complete
             raise KeyboardInterrupt
@@ -391,10 +392,13 @@ class PrivacyCallback(keras.callbacks.Callback):
             self._train_step.revoke()
         if self._ledger is not None:
             self._steps_seen = self._ledger.steps
-            if interrupted and self._stepped and not self._ledger.closed:
-                # Without this line what the fit left gets no card: no harm is done, so no second error is raised.
+            if interrupted and not self._ledger.closed:
+                # What is not written here, no claim will count on; the error that ended the fit is the one to be heard.
                 with contextlib.suppress(LedgerError):
-                    self._record("fit_interrupted")
+                    if self._stepped:
+                        self._record("fit_interrupted")
+                with contextlib.suppress(TfdpError):
+                    note_head(self.plan, self._ledger)
             self._ledger.close()
             self._ledger = None
         self._interrupts.end()

@@ -1,6 +1,6 @@
-"""The only source of randomness for noise.
+"""Gaussian noise on sums.
 
-| `rng`    | bits from                                                     | for                              |
+| `rng`    | bits from `tfdp.entropy`                                      | for                              |
 |----------|---------------------------------------------------------------|----------------------------------|
 | "csprng" | ChaCha20, keyed by `os.urandom` anew for every 65,536 values   | private training (the default)   |
 | "prng"   | Philox, keyed by (seed, step, variable)                       | tests only; a card must name it: |
@@ -25,8 +25,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
+from tfdp.entropy import WordBuffer, seeded_generator
 from tfdp.errors import MisuseError
 
 # Values per piece of work: its arrays stay in a processor's cache, and calling into numpy costs little beside it.
@@ -99,12 +99,12 @@ class GaussianNoise:
 
         if self.seed is not None:
             for index, (total, mean) in enumerate(zip(sums, means, strict=True)):
-                normals = _philox(self.seed, step, index).standard_normal(mean.size)
+                normals = seeded_generator(self.seed, step, index).standard_normal(mean.size)
                 _add(total.reshape(-1), normals, mean.reshape(-1), np.empty(mean.size), stddev, denominator)
         elif len(groups) == 1:
             work(groups)
         else:
-            # os.urandom, the cipher and the arithmetic release the GIL. A pool that is kept would be dead after a fork.
+            # The cipher and the arithmetic release the GIL. A pool that is kept would be dead after a fork.
             workers = min(_MAX_THREADS, os.cpu_count() or 1)
             with concurrent.futures.ThreadPoolExecutor(workers) as pool:
                 list(pool.map(work, [groups[worker::workers] for worker in range(workers)]))
@@ -149,12 +149,6 @@ class GaussianNoise:
             self._last_step = step
 
 
-def _philox(seed: int, step: int, index: int) -> np.random.Generator:
-    # The lowest word counts within the array; the highest keeps this stream apart from the seeded sampler's.
-    counter = np.array([0, index, step, 2], dtype=np.uint64)
-    return np.random.Generator(np.random.Philox(key=np.array([seed, 0], dtype=np.uint64), counter=counter))
-
-
 def _checked_stddev(stddev: float) -> float:
     stddev = float(stddev)
     if not _SMALLEST_STDDEV <= stddev <= _LARGEST_STDDEV:
@@ -175,17 +169,13 @@ class _Scratch:
 
     def __init__(self, size: int):
         pairs = -(-size // 2)
-        self._zeros = memoryview(bytes(16 * pairs))
-        self._words = bytearray(16 * pairs)
+        self._words = WordBuffer(2 * pairs)
         self._floats = np.empty(4 * pairs)
 
     def normals(self, count: int) -> npt.NDArray[np.float64]:
         """[count] standard normals that nobody can foresee or draw again, until the next call."""
         pairs = -(-count // 2)
-        # The operating system's own generator is a keyed stream cipher too, but 15 times slower to read from.
-        stream = Cipher(algorithms.ChaCha20(os.urandom(32), os.urandom(16)), mode=None).encryptor()
-        stream.update_into(self._zeros[: 16 * pairs], self._words)
-        words = np.frombuffer(self._words, np.uint64, 2 * pairs).reshape(2, pairs)
+        words = self._words.fill(2 * pairs).reshape(2, pairs)
         return standard_normals(words, self._floats[: 4 * pairs].reshape(4, pairs)).reshape(-1)[:count]
 
     def add(self, group: _Group, stddev: float, denominator: float) -> None:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tfdp import PrivacySpec, make_plan
-from tfdp.budget import register
+from tfdp.budget import note_head, register
 from tfdp.ledger import Ledger
 
 
@@ -27,6 +27,7 @@ def spec(plan_of, tmp_path):
             register(plan, ledger)
             for step in range(1, steps + 1):
                 ledger.append_step(step)
+            note_head(plan, ledger)
     return write
 
 
@@ -54,6 +55,18 @@ def test_text_and_caps(command, spec):
         assert state in out
         assert f"epsilon {total:.4g} of {cap:g}" in out
         assert "letters at delta 0.001" in out
+
+
+def test_a_ledger_that_was_cut_counts_as_planned(command, spec, tmp_path):
+    """What it costs then is over a cap that it was within."""
+    before = json.loads(command("budget", "show", spec(), "--json")[1])["epsilon"]["value"]
+    path = tmp_path / "b" / "ledger.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+    code, out, _ = command("budget", "show", spec(epsilon_cap=before * 1.01), "--json")
+    report = json.loads(out)
+    assert [(run["steps"], run["state"]) for run in report["runs"]] == [(10, "spent"), (10, "ledger changed")]
+    assert (code, report["state"]) == (1, "PS032: over the cap")
+    assert "1 run counts as planned: its ledger is missing or was changed" in command("budget", "show", spec())[1]
 
 
 def test_wrong_calls(command, spec, tmp_path):

@@ -404,9 +404,13 @@ class TestWriting:
             with pytest.raises(MisuseError, match="save_freq"):
                 tfdp.PrivacyCallback(plan, tmp_path / "ledger", checkpoint=tmp_path, save_freq=wrong)
 
-    def test_no_seed_and_no_state_of_a_generator(self, plan_of, tmp_path, new_process, monkeypatch, capfd):
-        """Nothing that the operating system gave, and no seed of the model, is in a checkpoint, ledger or output."""
+    def test_no_seed_and_no_state_of_a_generator(self, plan_of, tmp_path, new_process, monkeypatch, capfd, caplog):
+        """Nothing that the operating system gave, and no seed of the model, is in a checkpoint, ledger, log or output.
+
+        But for the public number that tells one ledger from another.
+        """
         plan, given, real = plan_of(steps=12), [], os.urandom
+        caplog.set_level("DEBUG")
 
         def remembered(count):
             given.append(real(count))
@@ -417,12 +421,14 @@ class TestWriting:
         train(plan, tmp_path, epochs=1, model=model, options={"verbose": 2})
         seeds = [np.array(v) for v in model.non_trainable_variables if "seed_generator" in v.path]
         assert seeds
-        words = {part for word in given if len(word) >= 8 for part in (word[:8], word[-8:])}
+        public = bytes.fromhex(json.loads((tmp_path / "ledger.jsonl").read_text().splitlines()[0])["id"])
+        assert public in given
+        words = {part for word in given if len(word) >= 8 and word != public for part in (word[:8], word[-8:])}
         assert len(words) > 6
         with zipfile.ZipFile(tmp_path / "checkpoint" / "checkpoint.npz") as archive:
             members = [archive.read(name) for name in archive.namelist()]
         out = "".join(capfd.readouterr()).encode()
-        texts = [(tmp_path / "ledger.jsonl").read_bytes(), out, *members]
+        texts = [(tmp_path / "ledger.jsonl").read_bytes(), out, caplog.text.encode(), *members]
         for text in texts:
             for word in [*words, *(seed.tobytes() for seed in seeds)]:
                 assert word not in text

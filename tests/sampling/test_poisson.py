@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from tfdp.entropy import system_words
 from tfdp.errors import DataError, PlanError
 from tfdp.sampling import poisson
-from tfdp.sampling.poisson import PoissonSampler, operating_system_words
+from tfdp.sampling.poisson import PoissonSampler
 
 FALSE_ALARM = 1e-6
 
@@ -54,8 +55,8 @@ class TestGaps:
 
     @pytest.mark.parametrize("q", [0.7, 0.25, 0.01, 0.001])
     def test_each_word_gets_the_gap_of_its_whole_interval(self, q):
-        words = np.concatenate([operating_system_words(200), np.array([1, 2, 2**63, 2**64 - 1], np.uint64)])
-        gaps = poisson._gaps(words, 2**40, q, operating_system_words)
+        words = np.concatenate([system_words(200), np.array([1, 2, 2**63, 2**64 - 1], np.uint64)])
+        gaps = poisson._gaps(words, 2**40, q, system_words)
         stay = 1 - Fraction(q)
         for word, gap in zip(words.tolist(), gaps.tolist(), strict=True):
             # (1-q)^(gap+1) < U <= (1-q)^gap for the U that were possible: the interval touches that range.
@@ -96,7 +97,7 @@ class TestGaps:
         assert gap == int(exact) or abs(gap / exact - 1) < 1e-12
 
     def test_clipped_to_the_limit(self):
-        gaps = poisson._gaps(operating_system_words(100), 10, 1e-12, operating_system_words)
+        gaps = poisson._gaps(system_words(100), 10, 1e-12, system_words)
         assert (gaps == 10).all()
 
     def test_chunks_of_gaps_continue_where_the_last_ended(self, monkeypatch):

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from tfdp.entropy import system_words
 from tfdp.errors import DataError
-from tfdp.sampling.poisson import operating_system_words
 from tfdp.sampling.selection import checked_scores, keep_records, uniform_below
 from tfdp.sampling.units import UnitMap
 
@@ -76,7 +76,7 @@ def test_one_unit_never_changes_what_another_keeps(strategy):
 def test_random_takes_every_subset_equally_often():
     """Chi-square over the 10 subsets of two of five records, two units at once; independent of each other."""
     units = UnitMap.from_ids(["a"] * 5 + ["b"] * 5)
-    draws = [tuple(map(tuple, kept(units, 2, "random", words=operating_system_words))) for _ in range(4000)]
+    draws = [tuple(map(tuple, kept(units, 2, "random", words=system_words))) for _ in range(4000)]
     subsets = list(itertools.combinations(range(5), 2))
     joint = collections.Counter(draws)
     table = np.array([[joint[(a, tuple(5 + i for i in b))] for b in subsets] for a in subsets])
@@ -125,7 +125,7 @@ class TestUniformBelow:
     def test_is_uniform(self):
         """Chi-square over all values of limits that do not divide a power of two."""
         for limit in (1, 2, 3, 7, 100):
-            drawn = uniform_below(np.full(20_000, limit), operating_system_words)
+            drawn = uniform_below(np.full(20_000, limit), system_words)
             counts = np.bincount(drawn, minlength=limit)
             assert len(counts) == limit
             assert limit == 1 or stats.chisquare(counts).pvalue > FALSE_ALARM

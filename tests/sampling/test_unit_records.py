@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from tfdp.entropy import system_words
 from tfdp.errors import DataError
-from tfdp.sampling.poisson import operating_system_words
 from tfdp.sampling.records import as_records
 from tfdp.sampling.unit_records import ChunkRecords, OneSlot, Selection, UnitRecords, record_lengths
 from tfdp.sampling.units import UnitMap
@@ -20,7 +20,7 @@ COLUMNS = ({"v": np.arange(10.0, 17.0)}, np.arange(7), np.ones((7, 2), np.float3
 
 
 def words():
-    return operating_system_words
+    return system_words
 
 
 def slots(most, strategy=None, scores=None, columns=COLUMNS):

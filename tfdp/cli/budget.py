@@ -140,6 +140,14 @@ def _print(found: Any, runs: list[dict[str, Any]], total: float, delta: float, c
         table.add_row(*map(str, cells))
     console = Console(highlight=False, soft_wrap=False)
     console.print(table)
+    lost = sum(run["state"].startswith("ledger") for run in runs)
+    if lost:
+        which = (
+            "run counts as planned: its ledger is missing or was"
+            if lost == 1
+            else ("runs count as planned: their ledgers are missing or were")
+        )
+        console.print(f"{lost} {which} changed. Restored from a copy, it counts what was spent.", soft_wrap=True)
     of_cap = "" if cap is None else f" of {cap:g}"
     together = "unbounded" if math.isinf(total) else f"{total:.4g}"
     console.print(f"all together: epsilon {together}{of_cap} at delta {delta:g}: {state}", markup=False)

@@ -7,13 +7,13 @@ import importlib.metadata
 import json
 import os
 import platform
-import secrets
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
 from tfdp import __version__
+from tfdp.entropy import system_bytes
 from tfdp.errors import LedgerError
 from tfdp.files import create_atomically, sha256_bytes
 from tfdp.ledger.lines import FIRST, FORMAT, PLAN_FIELDS, encode, plain
@@ -247,7 +247,7 @@ def _create(path: Path, plan: dict[str, Any], clock: Clock | None) -> None:
         "kind": "header",
         "format": FORMAT,
         "created": timestamp(clock),
-        "id": secrets.token_hex(16),
+        "id": system_bytes(16).hex(),
         "versions": installed_versions(),
         "spec": plan["spec"],
         "plan": {key: value for key, value in plan.items() if key != "spec"},

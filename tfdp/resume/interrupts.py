@@ -13,9 +13,9 @@ record how the fit ended.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
@@ -45,7 +45,7 @@ class FitInterrupts:
         self.noted = False
         before = signal.getsignal(signal.SIGINT)
         owner = getattr(before, "__self__", None)
-        left_behind = isinstance(owner, FitInterrupts) and not owner._running(sys._getframe())
+        left_behind = isinstance(owner, FitInterrupts) and not owner._running(inspect.currentframe())
         if _in_main_thread() and (before is signal.default_int_handler or left_behind):
             self._running = running
             signal.signal(signal.SIGINT, self._handle)

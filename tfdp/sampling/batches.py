@@ -11,15 +11,15 @@ import inspect
 import itertools
 import math
 import os
-import secrets
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
+from tfdp.entropy import system_bits, words_of
 from tfdp.errors import DataError, MisuseError, PlanError
 from tfdp.sampling.claims import UnitPlan, checked_units, claims_whole_unit, records_of_units
-from tfdp.sampling.poisson import PoissonSampler, words_of
+from tfdp.sampling.poisson import PoissonSampler
 from tfdp.sampling.records import as_records
 from tfdp.sampling.structures import Array, Leaf, Records, leaves, map_leaves, rebuild
 
@@ -28,7 +28,7 @@ _PREFETCHED_BATCHES = 2
 
 # Process-wide: a number names one draw, whatever dataset, iterator, epoch or fit it belongs to. `next` is atomic. The
 # start is random, so that a draw which another process made and kept has a number that this one never gives.
-_draw_numbers = itertools.count(secrets.randbits(62))
+_draw_numbers = itertools.count(system_bits(62))
 
 # What Keras needs of a dataset; every other method could replay, drop, merge or rewrite draws.
 _KEPT_METHODS = frozenset({"as_numpy_iterator", "cardinality", "options", "prefetch", "take", "with_options"})
@@ -56,7 +56,7 @@ def take_issued_draw(number: int) -> IssuedDraw | None:
 def _begin_in_fork() -> None:
     """The parent may still use the draws that it made."""
     global _draw_numbers
-    _draw_numbers = itertools.count(secrets.randbits(62))
+    _draw_numbers = itertools.count(system_bits(62))
     _issued.clear()
 
 

@@ -23,8 +23,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from tfdp.entropy import WordSource
 from tfdp.errors import DataError
-from tfdp.sampling.poisson import WordSource
 from tfdp.sampling.records import as_records
 from tfdp.sampling.selection import BY_LENGTH, RANDOM_CHUNK, checked_scores, refuse_more_than
 from tfdp.sampling.structures import Array, Leaf, Records

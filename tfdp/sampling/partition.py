@@ -11,9 +11,9 @@ from __future__ import annotations
 import hmac
 import json
 import os
-import secrets
 from pathlib import Path
 
+from tfdp.entropy import system_bytes
 from tfdp.errors import MisuseError
 from tfdp.files import atomic_write_text
 
@@ -27,7 +27,7 @@ def units_file(ledger: str | os.PathLike[str]) -> Path:
 
 def remember_units(ledger: str | os.PathLike[str], partition: bytes) -> None:
     """Writes the file; `partition` is `UnitMap.digest`."""
-    key = secrets.token_bytes(32)
+    key = system_bytes(32)
     content = {"note": _NOTE, "key": key.hex(), "digest": _keyed(key, partition)}
     atomic_write_text(units_file(ledger), json.dumps(content) + "\n")
 

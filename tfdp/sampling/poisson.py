@@ -22,21 +22,16 @@ unreachable. The slow way is taken with a probability of about 1e-14 / q per gap
 from __future__ import annotations
 
 import decimal
-import itertools
 import math
-import os
-import threading
-from collections.abc import Callable
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from tfdp.entropy import Words, WordSource, words_of
 from tfdp.errors import DataError, PlanError
 
 Indices: TypeAlias = npt.NDArray[np.int64]
-Words: TypeAlias = npt.NDArray[np.uint64]
-WordSource: TypeAlias = Callable[[int], Words]
 
 # Gaps are clipped to N and added up in int64: at most 2^20 of them at a time, N at most 2^40, so a sum is below 2^61.
 _MAX_UNITS = 2**40
@@ -44,14 +39,6 @@ _MAX_GAPS = 2**20
 
 # log is good to 4 units in the last place in every numpy build, log1p and the division to one: 2^-48 is 16 or more.
 _RELATIVE_ROUNDING = 2.0**-48
-
-_seeded_draws: dict[int, itertools.count[int]] = {}
-_seeded_draws_lock = threading.Lock()
-
-
-def operating_system_words(count: int) -> Words:
-    """`count` independent uniform 64-bit words from `os.urandom`."""
-    return np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
 
 
 class PoissonSampler:
@@ -119,19 +106,6 @@ class PoissonSampler:
             chosen = _skip_sample(self.num_units, self.probability, words)
         limit = self.truncated_batch_size
         return chosen if limit is None or len(chosen) <= limit else _random_subset(chosen, limit, words)
-
-
-def words_of(seed: int | None) -> WordSource:
-    """The source of random bits for one draw, or for what is chosen within its units: the operating system's."""
-    return operating_system_words if seed is None else _seeded_words(seed)
-
-
-def _seeded_words(seed: int) -> WordSource:
-    with _seeded_draws_lock:
-        number = next(_seeded_draws.setdefault(seed, itertools.count()))
-    # The last counter word keeps this stream apart from the one that seeded noise uses with the same key.
-    philox = np.random.Philox(key=np.array([seed, number], dtype=np.uint64), counter=[0, 0, 0, 1])
-    return lambda count: np.asarray(philox.random_raw(count), dtype=np.uint64)
 
 
 def _skip_sample(num_units: int, q: float, words: WordSource) -> Indices:

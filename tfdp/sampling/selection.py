@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from tfdp.entropy import WordSource
 from tfdp.errors import DataError
-from tfdp.sampling.poisson import WordSource
 from tfdp.sampling.structures import Array, Indices
 from tfdp.sampling.units import UnitMap
 

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from tfdp.entropy import WordSource
 from tfdp.errors import DataError
-from tfdp.sampling.poisson import WordSource
 from tfdp.sampling.selection import RANDOM, keep_records, uniform_below
 from tfdp.sampling.structures import Array, Indices, Leaf, Records, Structure, map_leaves
 from tfdp.sampling.tokens import TokenRecords, checked_tokens, token_batch, token_template

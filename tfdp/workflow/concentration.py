@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from tfdp.entropy import system_generator
 from tfdp.errors import DataError
 from tfdp.sampling.units import UnitMap
 from tfdp.spec import PrivacySpec
@@ -101,7 +102,7 @@ def measure_concentration(
     if records.unit_ids is None:
         raise DataError("Expected records with the ids of their units. Received: none. Name the id field.")
     units = UnitMap.from_ids(records.unit_ids)
-    generator = np.random.default_rng()
+    generator = system_generator()
     chosen = generator.choice(units.num_units, min(most_units, units.num_units), replace=False)
     most = spec.claim.privacy_unit.max_records_per_unit or 1
     clip_norm = spec.mechanism.clip_norm
