@@ -1,6 +1,6 @@
 """Kills and starves a private training in every way it can be, and compares what is claimed with what was done.
 
-    python tests/campaign.py                 # 100 random moments, every named point, every failing write; a table
+    python tests/campaign.py                 # 125 random moments, every named point, every failing write; a table
     python tests/campaign.py --quick         # a few of each: what the test suite runs
 
 The truth is counted outside of the ledger: a number in a file that is mapped into memory goes up by one immediately
@@ -45,6 +45,7 @@ from tfdp.sampling import batches as sampling
 
 UNITS, FEATURES, STEPS, EPOCH, SAVE_FREQ = 24, 4, 24, 6, 4
 BEGUN, APPLIED, DRAWN = range(3)
+INTERRUPTED = 130
 
 SPEC = f"""
 schema_version: "1.0"
@@ -205,15 +206,18 @@ def train(folder: Path, plan: Any, counters: Counters, fault: Fault, *, export: 
 
 
 def forked(work: Callable[[], None], watch: Callable[[int], None] = lambda process: None) -> tuple[int, str]:
-    """Runs `work` in a process of its own; gives minus the signal or the exit code (3: of tfdp), and stderr."""
+    """Runs `work` in a process of its own; gives minus the signal or the exit code (3: error of tfdp), and stderr."""
     with tempfile.TemporaryFile() as told:
         process = os.fork()
         if process == 0:
             code = 1
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets its background ignore it
             os.dup2(told.fileno(), 2)
             try:
                 work()
                 code = 0
+            except KeyboardInterrupt:
+                code = INTERRUPTED
             except TfdpError as error:
                 code = 3
                 print(f"{type(error).__name__}: {error}", file=sys.stderr)
@@ -242,9 +246,9 @@ class Case:
     def attempt(self, fault: Fault, watch: Callable[[int], None] = lambda process: None) -> int:
         """Gives the command once and compares."""
         code, told = forked(lambda: train(self.folder, self.plan, self.counters, fault, export=self.export), watch)
-        self.kills += code == -signal.SIGKILL
+        self.kills += code in (-signal.SIGKILL, INTERRUPTED)
         self.failures += code == 3
-        if code not in (0, 3, -signal.SIGKILL):
+        if code not in (0, 3, -signal.SIGKILL, INTERRUPTED):
             self.lost += 1
             self.problems.append(f"exit code {code}: {told[-2000:]}")
         self.compare()
@@ -287,7 +291,7 @@ class Case:
                 self.wrong += 1
                 self.problems.append(f"the card says {card['claim']}")
 
-    def random_kill(self, generator: random.Random) -> None:
+    def random_kill(self, generator: random.Random, number: int = signal.SIGKILL) -> None:
         """Once or twice, at a random moment after a random number of updates of that process."""
         for _ in range(generator.choice((1, 1, 2))):
             before, wait = self.counters[BEGUN], generator.randrange(STEPS + 1)
@@ -298,9 +302,23 @@ class Case:
                     time.sleep(0.0005)
                 time.sleep(delay)
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(process, signal.SIGKILL)
+                    os.kill(process, number)
 
-            self.attempt(Fault(), watch)
+            if self.attempt(Fault(), watch) == INTERRUPTED:
+                self.compare_interrupted()
+
+    def compare_interrupted(self) -> None:
+        """Whether an interrupted fit said so, and saved every update, once it had taken a step."""
+        path = self.folder / "run" / "ledger.jsonl"
+        entries = read_ledger(path).entries if path.exists() else ()
+        kinds = [entry["kind"] for entry in entries]
+        fit = kinds[len(kinds) - kinds[::-1].index("fit_begin") :] if "fit_begin" in kinds else []
+        if "step" not in fit:
+            return
+        found = read_checkpoint(self.folder / "run" / "checkpoint")
+        if fit[-1] not in ("fit_interrupted", "fit_end") or found is None or found.steps != entries[-1]["steps"]:
+            self.lost += 1
+            self.problems.append(f"interrupted, the ledger ended with {kinds[-3:]}")
 
 
 def exited(process: int) -> bool:
@@ -373,6 +391,10 @@ def campaign(arguments: argparse.Namespace) -> int:
         case = new("killed at a random moment")
         case.random_kill(generator)
         case.finish()
+    for _ in range(arguments.random // 4):
+        case = new("interrupted at a random moment")
+        case.random_kill(generator, signal.SIGINT)
+        case.finish()
     print(table(cases))
     problems = [f"{case.kind}: {problem}" for case in cases for problem in case.problems]
     print("\n".join(problems))
@@ -394,7 +416,9 @@ def table(cases: list[Case]) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--random", type=int, default=None, help="kills at random moments; 100, or 1 with --quick")
+    parser.add_argument(
+        "--random", type=int, default=None, help="kills at random moments, 100, or 1 with --quick; Ctrl-C at a quarter"
+    )
     parser.add_argument("--quick", action="store_true", help="a few cases, and no card")
     parser.add_argument("--seed", type=int, default=0, help="of the random moments")
     chosen = parser.parse_args()

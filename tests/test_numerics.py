@@ -89,15 +89,17 @@ def test_a_weight_of_the_model_that_is_no_ordinary_number(value, method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_bfloat16_that_overflows(method):
-    """The product of the forward pass leaves the range of bfloat16, which is that of float32 with 8 bits."""
-    model = linear("mixed_bfloat16")
-    model.layers[0].kernel.assign(np.full((FEATURES, 1), 3e38))
+@pytest.mark.parametrize(("policy", "large", "rounding"), [("bfloat16", 3e38, 2**-7), ("float16", 6e4, 2**-10)])
+def test_half_precision_that_overflows(policy, large, rounding, method):
+    """The product of the forward pass leaves the range: of float32, with 8 bits, or of float16, which ends at 65504."""
+    model = linear(f"mixed_{policy}")
+    model.layers[0].kernel.assign(np.full((FEATURES, 1), large))
     x = np.stack([DIRECTION, np.full(FEATURES, 10.0)])
     found, _, losses = sums(model, x, method=method)
     assert not np.isfinite(losses[1])
     assert np.isfinite(found).all()
-    assert np.linalg.norm(found) <= 2 * (1 + 2**-7)
+    assert np.linalg.norm(found) <= 2 * (1 + rounding)
+    assert np.linalg.norm(found) > 0.5  # the other unit is taken
 
 
 @pytest.mark.parametrize("method", METHODS)

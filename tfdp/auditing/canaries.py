@@ -11,12 +11,12 @@ import dataclasses
 import hashlib
 import itertools
 import math
-import secrets
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
+from tfdp.entropy import system_bytes
 from tfdp.errors import DataError
 
 PATTERN = "The access code of the account is ########."
@@ -56,7 +56,7 @@ class Canaries:
     @classmethod
     def draw(cls, count: int, *, pattern: str = PATTERN, repetitions: int = 1, seed: int | None = None) -> Canaries:
         """New canaries, with a key from the operating system; `seed` is for tests only."""
-        key = secrets.token_bytes(_KEY_BYTES) if seed is None else hashlib.sha256(f"test {seed}".encode()).digest()
+        key = system_bytes(_KEY_BYTES) if seed is None else hashlib.sha256(f"test {seed}".encode()).digest()
         return cls(pattern, count, repetitions, key)
 
     @property
