@@ -36,6 +36,7 @@ from tfdp.noise import GaussianNoise
 from tfdp.plan import Plan
 from tfdp.resume import FitInterrupts, ResumableRun
 from tfdp.sampling.partition import check_remembered_units, remember_units
+from tfdp.spec.numbers import rounded_up, shown
 from tfdp.training import PrivateTrainStep
 
 # A fit that ended by an exception told no callback. Whoever comes next, for the same model or the same ledger, ends it.
@@ -332,9 +333,9 @@ class PrivacyCallback(keras.callbacks.Callback):
         if steps >= self.plan.steps:
             raise BudgetExhaustedError(
                 f"Expected steps left in the plan. Received: {steps} of {self.plan.steps} steps on the ledger "
-                f"{self.ledger_path}, epsilon {self.plan.epsilon(steps):.4g} of {self.plan.target_epsilon:g} at delta "
-                f"{self.plan.delta:g}. The budget is spent: a further step needs a new, reviewed spec and its own "
-                "ledger."
+                f"{self.ledger_path}, epsilon {rounded_up(self.plan.epsilon(steps), 4)} of "
+                f"{shown(self.plan.target_epsilon)} at delta {shown(self.plan.delta)}. The budget is spent: a "
+                "further step needs a new, reviewed spec and its own ledger."
             )
 
     def _guarded(self, train_function: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import json
@@ -241,7 +242,7 @@ def test_otherwise_the_library_decides_what_is_supported(event, adjacency):
 
 def test_group_privacy_under_replace_one_is_refused_with_a_remedy():
     reason = accounting.unsupported_reason(MIXTURE, "pld", "replace_one")
-    assert "MixtureOfGaussiansDpEvent under replace_one; use adjacency add_or_remove_one or zero_out" in reason
+    assert "group privacy for several records of a unit under replace_one; use adjacency add_or_remove_one" in reason
     with pytest.raises(AccountingError, match="use accountant pld"):
         accounting.epsilon(TRUNCATED, 1, delta=1e-5, accountant="rdp", adjacency="zero_out")
 
@@ -349,3 +350,32 @@ def test_events_of_other_kinds_are_refused():
 )
 def test_default_grid(event, steps, grid):
     assert accounting.default_grid(event, steps, "add_or_remove_one") == grid
+
+
+@pytest.mark.parametrize("sigma", [5e-324, 1e-160, 46551228498734.0, 1e100])
+@pytest.mark.parametrize("records", [1, 2])
+@pytest.mark.parametrize("steps", [1000, 9_230_389])
+def test_extreme_noise_is_bounded_or_refused(sigma, records, steps):
+    """Found by fuzzing: the library recursed without an end, and warned of overflows. Warnings are errors here."""
+    event = accounting.step_event(
+        scheme="poisson",
+        sampling_probability=0.004,
+        noise_multiplier=sigma,
+        num_units=250_000,
+        records_per_unit=records,
+    )
+    value = None
+    with contextlib.suppress(AccountingError):
+        value = accounting.epsilon(event, steps, delta=5e-7, adjacency="add_or_remove_one")
+    # With hardly any noise a unit that joins is seen, and it joins with a chance far above delta.
+    assert value == math.inf if sigma < 1 else value is None or 0 <= value < 1e-3
+
+
+@pytest.mark.parametrize(("accountant", "records"), [("pld", 1), ("pld", 4), ("rdp", 1)])
+def test_where_noise_begins_to_count(accountant, records):
+    """The bound that is not stated any more is past any use: tens of millions, by the closed form of one Gaussian."""
+    assert gaussian_delta(1 / 1e-4, 4.9e7) > 0.99
+    options = {"scheme": "poisson", "sampling_probability": 0.5, "num_units": 100, "records_per_unit": records}
+    setting = {"delta": 1e-5, "accountant": accountant, "adjacency": "add_or_remove_one"}
+    assert accounting.epsilon(accounting.step_event(noise_multiplier=0.99e-4, **options), 1, **setting) == math.inf
+    assert 40 < accounting.epsilon(accounting.step_event(noise_multiplier=0.1, **options), 1, **setting) < math.inf

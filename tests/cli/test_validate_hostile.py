@@ -5,8 +5,10 @@ What the fuzzer of the reader found is kept here as well.
 
 from __future__ import annotations
 
+import html
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -14,6 +16,7 @@ import warnings
 
 import pytest
 
+from tfdp.errors import SpecError
 from tfdp.findings import printable
 from tfdp.review.catalogue import BASE
 from tfdp.spec import PrivacySpec
@@ -101,7 +104,7 @@ def judged(tmp_path_factory):
 @pytest.mark.parametrize("name", TEXTS)
 def test_a_clear_finding(judged, name):
     findings = judged[0][name]
-    assert 1 <= len(findings) <= 101
+    assert 1 <= len(findings) <= 10_000
     for finding in findings:
         assert finding["id"] in ("PS000", "PS001", "PS002")
         assert finding["message"].startswith("expected ")
@@ -211,3 +214,51 @@ def test_a_reused_anchor_is_a_finding_and_no_warning():
         specs, findings = PrivacySpec.all_from_text("a: &a 1\nb: &a 2\n")
     assert specs == []
     assert [(finding.line, finding.id) for finding in findings] == [(2, "PS000")]
+
+
+class TestManyFaults:
+    """A thousand unknown fields: a page of text, every one of them for programs."""
+
+    MANY = "".join(f"k{number}: 1\n" for number in range(1000))
+
+    def test_text_stays_short(self, command, tmp_path):
+        path = tmp_path / "a.yaml"
+        path.write_text(self.MANY)
+        code, out, _ = command("validate", path)
+        assert code == 1
+        assert len(out) < 20_000
+        told = out.count("error[")
+        total = int(re.search(r"1 spec: (\d+) errors", out)[1])
+        assert f"a.yaml: and {total - told} more findings; --format json lists all." in out
+
+    @pytest.mark.parametrize("format", ["json", "sarif", "junit", "github"])
+    def test_programs_get_every_one(self, command, tmp_path, format):
+        path = tmp_path / "a.yaml"
+        path.write_text(self.MANY)
+        _, out, _ = command("validate", path, "--format", format)
+        assert {int(number) for number in re.findall(r"received 'k(\d+)'", html.unescape(out))} == set(range(1000))
+
+    def test_an_error_is_not_hidden_behind_warnings(self, command, tmp_path):
+        path = tmp_path / "a.yaml"
+        waiver = "  - {finding: PS050, reason: r, expires: 2999-01-01}\n"
+        path.write_text(f"{BASE}waivers:\n{waiver * 60}{waiver.replace('2999', '2001')}")
+        code, out, _ = command("validate", path)
+        assert code == 1
+        assert "error[PS060]" in out
+        assert out.count("[PS06") == 30
+        assert "and 32 more findings" in out
+
+    def test_an_error_of_the_library_stays_short(self):
+        with pytest.raises(SpecError) as caught:
+            PrivacySpec.from_text(self.MANY)
+        assert len(caught.value.findings) > 1000
+        assert len(str(caught.value)) < 20_000
+        assert str(caught.value).endswith(f"and {len(caught.value.findings) - 30} more")
+
+    def test_faults_of_other_kinds_are_told_too(self):
+        """Beyond the first hundred in fewer words, but each at its line."""
+        text = BASE + "waivers:\n" + "".join(f"  - wrong{number}\n" for number in range(300))
+        _, findings = PrivacySpec.all_from_text(text)
+        first = BASE.count("\n") + 2
+        assert [finding.line for finding in findings] == list(range(first, first + 300))
+        assert all(repr(f"wrong{number}") in finding.message for number, finding in enumerate(findings))

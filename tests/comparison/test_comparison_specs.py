@@ -244,6 +244,30 @@ class TestAdjacency:
         back = {"claim__adjacency": "replace_one", "data__size_is_public": public}
         assert compared(back, claim__adjacency="zero_out").verdict is Direction.WEAKER
 
+    @pytest.mark.parametrize("before", [True, False])
+    @pytest.mark.parametrize("after", [True, False])
+    def test_adding_hides_a_size_that_was_not_public(self, before, after):
+        """The number of units is hidden now, a replacement less well: neither claim implies the other."""
+        old = {"claim__adjacency": "replace_one", "data__size_is_public": before}
+        comparison = compared(old, claim__adjacency="add_or_remove_one", data__size_is_public=after)
+        assert comparison.verdict is (Direction.WEAKER if before and after else Direction.INCOMPARABLE)
+
+    @pytest.mark.parametrize(
+        ("adjacency", "expected"),
+        [
+            ("add_or_remove_one", Direction.WEAKER),
+            ("replace_one", Direction.UNCHANGED),
+            ("zero_out", Direction.UNCHANGED),
+        ],
+    )
+    def test_a_size_is_published(self, adjacency, expected):
+        """Neighbours differ in the number of units only under add_or_remove_one: only that claim hid it."""
+        old = {"claim__adjacency": adjacency, "data__size_is_public": False}
+        assert compared(old, data__size_is_public=True).verdict is expected
+        assert compared(old, data__size_is_public=True, claim__epsilon=3.0).verdict is (
+            Direction.INCOMPARABLE if expected is Direction.WEAKER else Direction.STRONGER
+        )
+
     def test_half_of_epsilon_makes_up_for_two_steps(self):
         old = {"claim__adjacency": "replace_one"}
         new = {"claim__adjacency": "add_or_remove_one", "claim__delta": 1e-8}

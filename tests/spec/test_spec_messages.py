@@ -216,8 +216,15 @@ class TestValues:
 @pytest.mark.parametrize("digits", [1, 2, 3, 6])
 def test_rounding_never_passes_the_bound(value, digits):
     assert float(rounded_down(value, digits)) <= value <= float(rounded_up(value, digits))
+
     assert float(rounded_down(value, digits)) > value * (1 - 10 ** (1 - digits))
     assert float(shown(value)) == value
+
+
+@pytest.mark.parametrize("text", ["0.1", "1e-06", "8", "1.1e-05", "0.3", "1.2345"])
+def test_rounding_leaves_few_digits_as_they_are(text):
+    """0.1 is stored as a little more than a tenth, 0.3 as a little less."""
+    assert rounded_down(float(text), 5) == rounded_up(float(text), 5) == text
 
 
 class TestSeveralDocuments:

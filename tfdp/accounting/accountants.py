@@ -48,6 +48,8 @@ _DELTA_ERROR_PER_STEP = 2.2e-16
 _DELTA_ERROR_BASE = 2e-15
 # Series for fractional Renyi orders stop at terms of exp(-30), about 1e-13.
 _RENYI_ERROR = 1e-12
+# Below a ten-thousandth of the clip norm the privacy loss is in the tens of millions, and the library breaks down.
+_NO_NOISE = 1e-4
 
 
 def library_version() -> str:
@@ -87,6 +89,8 @@ def unsupported_reason(event: dp_accounting.DpEvent, accountant: str, adjacency:
     if asked.supports(event):
         return None
     name = type(event).__name__
+    if isinstance(event, dp_event.MixtureOfGaussiansDpEvent):
+        name = "group privacy for several records of a unit"
     remedy = "use accountant pld" if accountant == "rdp" else "use adjacency add_or_remove_one or zero_out"
     return f"the {accountant} accountant of dp-accounting does not model {name} under {adjacency}; {remedy}"
 
@@ -256,13 +260,13 @@ def _is_free(event: dp_accounting.DpEvent) -> bool:
 
 
 def _is_unbounded(event: dp_accounting.DpEvent) -> bool:
-    """Whether the event releases something without any noise."""
+    """Whether the event releases something without any noise, or with so little that no bound is worth stating."""
     if isinstance(event, dp_event.PoissonSampledDpEvent):
         return _is_unbounded(event.event)
     if isinstance(event, dp_event.MixtureOfGaussiansDpEvent):
-        return event.standard_deviation == 0
+        return event.standard_deviation < _NO_NOISE * max(event.sensitivities)
     if isinstance(event, dp_event.GaussianDpEvent | dp_event.TruncatedSubsampledGaussianDpEvent):
-        return event.noise_multiplier == 0
+        return event.noise_multiplier < _NO_NOISE
     return isinstance(event, dp_event.NonPrivateDpEvent)
 
 
@@ -325,17 +329,20 @@ def _single_pld(event: dp_accounting.DpEvent, adjacency: str, grid: float) -> pl
     raise AccountingError(f"Expected an event made by step_event. Received: {event}.")
 
 
-def _guarded(compute: Callable[[], _Answer], event: dp_accounting.DpEvent, grid: float) -> _Answer:
+def _guarded(compute: Callable[[], _Answer], event: dp_accounting.DpEvent, grid: float | None) -> _Answer:
     """A numerical failure inside the library is an answer that cannot be certified, not a crash."""
     try:
-        return compute()
+        # A quotient that overflows is infinite, and compares as it should; what is undefined is a failure.
+        with np.errstate(over="ignore", divide="raise", invalid="raise"):
+            return compute()
     except AccountingError:
         raise
-    except (ArithmeticError, ValueError, MemoryError) as error:
+    except (ArithmeticError, ValueError, TypeError, MemoryError, RecursionError) as error:
+        accountant, at, other = ("rdp", "", "pld") if grid is None else ("pld", f" at grid {grid}", "rdp")
         raise AccountingError(
-            f"Expected the pld accountant to be able to analyse the mechanism. "
-            f"Received: {event} at grid {grid}: {error}. "
-            "Use parameters that are less extreme, or accountant rdp."
+            f"Expected the {accountant} accountant to be able to analyse the mechanism. "
+            f"Received: {event}{at}: {error}. "
+            f"Use parameters that are less extreme, or accountant {other}."
         ) from error
 
 
@@ -387,7 +394,7 @@ class _RenyiDivergences:
 def _renyi_divergences(event: dp_accounting.DpEvent, adjacency: str) -> _RenyiDivergences:
     accountant = rdp_privacy_accountant.RdpAccountant(neighboring_relation=_RELATIONS[adjacency])
     with _without_order_warnings():
-        accountant.compose(event)
+        _guarded(lambda: accountant.compose(event), event, None)
     orders, per_step = accountant.orders, accountant.rdp
     if isinstance(event, dp_event.PoissonSampledDpEvent):
         per_step = per_step + _RENYI_ERROR / (orders - 1)

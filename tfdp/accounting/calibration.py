@@ -13,6 +13,7 @@ from tfdp.accounting import accountants
 from tfdp.accounting.events import step_event
 from tfdp.accounting.grids import default_grid, search_grid
 from tfdp.errors import AccountingError
+from tfdp.spec.numbers import shown
 
 _SMALLEST_SIGMA, _LARGEST_SIGMA = 1e-3, 1e7
 # A certificate this close below the target ends the search; the aim lies in the middle of that window.
@@ -97,7 +98,7 @@ def calibrate_noise_multiplier(
             coarse = max(coarse, grid)
         return accountants.epsilon(event, steps, delta=delta, accountant=accountant, adjacency=adjacency, grid=coarse)
 
-    search = _Search(target_epsilon * _AIM)
+    search = _Search(target_epsilon)
     start = search.root(estimate)
     sigma, value, certificates = _certified(certify, start, target_epsilon, search.slope)
     return Calibration(
@@ -131,7 +132,7 @@ class _Search:
             if log_sigma not in self._excess:
                 value = estimate(math.exp(log_sigma))
                 logarithm = math.log(value) if value > 0 else -math.inf
-                self._excess[log_sigma] = max(-50.0, min(50.0, logarithm - math.log(self._target)))
+                self._excess[log_sigma] = max(-50.0, min(50.0, logarithm - math.log(self._target * _AIM)))
             return self._excess[log_sigma]
 
         low, high = self._bracket(excess)
@@ -148,7 +149,7 @@ class _Search:
             if high > math.log(_LARGEST_SIGMA):
                 raise AccountingError(
                     f"Expected a target epsilon that a noise multiplier below {_LARGEST_SIGMA:g} reaches. "
-                    f"Received: target_epsilon={self._target / _AIM:g}. Raise the target or delta, take fewer steps, "
+                    f"Received: target_epsilon={shown(self._target)}. Raise the target or delta, take fewer steps, "
                     "or use accountant pld where rdp was asked: its orders end at 1024."
                 )
         if high > 0:
@@ -158,7 +159,7 @@ class _Search:
             if low < math.log(_SMALLEST_SIGMA):
                 raise AccountingError(
                     "Expected a target epsilon that depends on the noise. "
-                    f"Received: target_epsilon={self._target / _AIM:g}, which even the noise multiplier "
+                    f"Received: target_epsilon={shown(self._target)}, which even the noise multiplier "
                     f"{_SMALLEST_SIGMA:g} satisfies, because epsilon is that large or because a unit is sampled with a "
                     "chance below delta. Lower epsilon or delta."
                 )
@@ -219,7 +220,8 @@ def _certified(
         sigma = _round_up(proposal)
     if best is None:
         raise AccountingError(
-            f"Expected a noise multiplier that certifies epsilon {target:g}. Received: none within {_MAX_CERTIFICATES} "
-            f"attempts, the last one {sigma:g}. Use accountant rdp, or a target that is less extreme."
+            f"Expected a noise multiplier that certifies epsilon {shown(target)}. Received: none within "
+            f"{_MAX_CERTIFICATES} attempts, the last one {shown(sigma)}. Use accountant rdp, or a "
+            "target that is less extreme."
         )
     return best[0], best[1], _MAX_CERTIFICATES

@@ -18,6 +18,7 @@ from tfdp.errors import BudgetExhaustedError, LedgerError, MisuseError
 from tfdp.ledger import Ledger, LedgerHead, read_ledger, timestamp
 from tfdp.plan import Plan
 from tfdp.review import RELATIVE_SLACK
+from tfdp.spec.numbers import rounded_up, shown
 
 WARN_FROM = 0.8
 
@@ -138,13 +139,16 @@ def _refuse_above_cap(found: DatasetBudget, plan: Plan, more: Sequence[accountin
     delta = plan.delta if budget.delta_cap is None else budget.delta_cap
     total = found.epsilon(delta, more=more, without=without)
     others = found.epsilon(delta, without=without)
-    told = f"epsilon {total:.6g} at delta {delta:g} for {found.dataset_id!r}: {others:.6g} by others, and this"
+    told = (
+        f"epsilon {rounded_up(total)} at delta {shown(delta)} for {found.dataset_id!r}: {rounded_up(others)} by "
+        "others, and this"
+    )
     if not total <= budget.epsilon_cap * (1 + RELATIVE_SLACK):
         raise BudgetExhaustedError(
-            f"PS032: expected at most epsilon {budget.epsilon_cap:g}. Received: {told}. Plan fewer steps or more "
+            f"PS032: expected at most epsilon {shown(budget.epsilon_cap)}. Received: {told}. Plan fewer steps or more "
             "noise, or have the cap of the data set reviewed. `tfdp budget show` lists the runs."
         )
     if not total <= WARN_FROM * budget.epsilon_cap:
         logging.getLogger("tfdp").warning(
-            "PS033: %s is %.0f%% of the cap %g.", told, 100 * total / budget.epsilon_cap, budget.epsilon_cap
+            "PS033: %s is %.0f%% of the cap %s.", told, 100 * total / budget.epsilon_cap, shown(budget.epsilon_cap)
         )

@@ -119,7 +119,8 @@ def waiver_findings(judged: Sequence[Waiver]) -> list[Finding]:
             message = (
                 f"expected a waiver of {waiver.finding} that is in force, received one that ended {waiver.expires}."
             )
-            found.append(_finding("PS060", "error", where, message, "Renew it, or mend what it excuses."))
+            fix = "Mend what it excuses, or have the waiver renewed in a review, with a later last day."
+            found.append(_finding("PS060", "error", where, message, fix))
         elif waiver.state == "without owner":
             message = f"expected somebody who answers for the waiver of {waiver.finding}, received nobody."
             found.append(_finding("PS061", "warning", where, message, "Add owner; until then it excuses nothing."))
@@ -223,7 +224,7 @@ def _event_text(event: dict[str, Any]) -> str:
 
 def randomness(record: LedgerRecord) -> Iterator[Finding]:
     seed, rng = record.plan.get("seed"), record.plan.get("rng")
-    fix = "Train with mechanism.rng: csprng and without a seed."
+    fix = "Train with csprng as mechanism.rng, and without a seed."
     if seed is not None:
         message = f"expected randomness that nobody can repeat, received the fixed seed {seed}: for tests only."
         yield _finding("PS042", "error", "mechanism.rng", message, fix)
@@ -258,7 +259,8 @@ def _trials(spec: PrivacySpec, inputs: CardInputs) -> Iterator[Finding]:
             f"expected the {stated} trials that the spec calls accounted among the other runs on the data set's "
             f"ledger, received {counted} other runs."
         )
-        fix = "Train the trials under specs with the same budget.ledger, or write accounted: false."
+        said = spec.snippet("tuning.accounted", "false")
+        fix = f"Train the trials under specs with the same budget.ledger, or write {said}."
         yield _finding("PS040", "warning", "tuning.accounted", message, fix)
 
 

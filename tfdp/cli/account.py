@@ -92,6 +92,7 @@ def account(
     first. Exits with 1 when the run costs more than the claim.
     """
     from tfdp import accounting
+    from tfdp.spec.numbers import rounded_up, shown
 
     run = _read(context, path, spec)
     if run is None:
@@ -114,9 +115,9 @@ def account(
         failure = accounting.delta(event, run.steps, epsilon=cost, **options)
     report = _report(run, event, epsilon=cost, delta=failure, noise_multiplier=sigma, claimed=claimed)
     kept = claimed is None or cost <= claimed * (1 + 1e-6)
-    sentence = f"{_steps(run)} cost epsilon {_number(cost)} at delta {failure:.4g} under {run.adjacency}"
+    sentence = f"{_steps(run)} cost epsilon {_number(cost)} at delta {rounded_up(failure)} under {run.adjacency}"
     if claimed is not None:
-        sentence += f", {'within' if kept else 'more than'} the claimed {claimed:g}"
+        sentence += f", {'within' if kept else 'more than'} the claimed {shown(claimed)}"
     _print("Privacy cost", report, f"{sentence}.", as_json)
     raise typer.Exit(0 if kept else 1)
 
@@ -142,6 +143,8 @@ def calibrate(
     The search is coarse, the answer is certified: its epsilon never exceeds the claim and lies within 0.1% of it. Six
     significant digits, so that it can be copied into a spec unchanged.
     """
+    from tfdp.spec.numbers import shown
+
     run = _read(context, path, spec)
     if run is None:
         run = from_flags(
@@ -158,8 +161,9 @@ def calibrate(
         claimed=found.target_epsilon,
     )
     sentence = (
-        f"Noise multiplier {found.noise_multiplier:g} keeps {_steps(run)} within epsilon {found.target_epsilon:g}: "
-        f"certified {found.epsilon:.6g} at delta {found.delta:g} under {run.adjacency}."
+        f"Noise multiplier {shown(found.noise_multiplier)} keeps {_steps(run)} within epsilon "
+        f"{shown(found.target_epsilon)}: certified {_number(found.epsilon)} at delta "
+        f"{shown(found.delta)} under {run.adjacency}."
     )
     _print("Calibrated noise", report, sentence, as_json)
 
@@ -281,7 +285,9 @@ def _finite(value: float) -> float | None:
 
 
 def _number(value: float | None) -> str:
-    return "unbounded" if value is None or not math.isfinite(value) else f"{value:.6g}"
+    from tfdp.spec.numbers import rounded_up
+
+    return "unbounded" if value is None or not math.isfinite(value) else rounded_up(value)
 
 
 def _steps(run: Run) -> str:
@@ -295,16 +301,18 @@ def _print(title: str, report: Mapping[str, Any], sentence: str, as_json: bool) 
     from rich.console import Console
     from rich.table import Table
 
+    from tfdp.spec.numbers import rounded_up, shown
+
     sampled, scheme = report["sampled"], report["scheme"]
     if report["truncated_batch_size"] is not None:
         scheme += f", at most {report['truncated_batch_size']}"
-    grid = "" if report["grid"] is None else f", grid {report['grid']:g}"
+    grid = "" if report["grid"] is None else f", grid {shown(report['grid'])}"
     rows = {
         "epsilon": _number(report["epsilon"]),
-        "delta": f"{report['delta']:.4g}",
-        "noise multiplier": f"{report['noise_multiplier']:g}",
+        "delta": rounded_up(report["delta"]),
+        "noise multiplier": shown(report["noise_multiplier"]),
         "steps": str(report["steps"]),
-        "sampling": f"{scheme}, q = {report['expected_batch_size']:g} / {report['num_units']} {sampled}"
+        "sampling": f"{scheme}, q = {shown(report['expected_batch_size'])} / {report['num_units']} {sampled}"
         f" = {report['sampling_probability']:.6g}",
         "privacy unit": report["privacy_unit"],
         "adjacency": report["adjacency"],

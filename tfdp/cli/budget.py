@@ -130,12 +130,13 @@ def _print(found: Any, runs: list[dict[str, Any]], total: float, delta: float, c
     from rich.table import Table
 
     from tfdp.findings import printable
+    from tfdp.spec.numbers import rounded_up, shown
 
-    table = Table(title=f"{printable(found.dataset_id)} at delta {delta:g}", title_justify="left")
+    table = Table(title=f"{printable(found.dataset_id)} at delta {shown(delta)}", title_justify="left")
     for column in ("began", "ledger", "state", "steps", "planned", "epsilon alone"):
         table.add_column(column, overflow="fold")
     for run in runs:
-        alone = "unbounded" if run["epsilon"]["unbounded"] else f"{run['epsilon']['value']:.4g}"
+        alone = "unbounded" if run["epsilon"]["unbounded"] else rounded_up(run["epsilon"]["value"], 4)
         cells = (run["began"], printable(run["ledger"]), run["state"], run["steps"], run["planned_steps"], alone)
         table.add_row(*map(str, cells))
     console = Console(highlight=False, soft_wrap=False)
@@ -148,6 +149,6 @@ def _print(found: Any, runs: list[dict[str, Any]], total: float, delta: float, c
             else ("runs count as planned: their ledgers are missing or were")
         )
         console.print(f"{lost} {which} changed. Restored from a copy, it counts what was spent.", soft_wrap=True)
-    of_cap = "" if cap is None else f" of {cap:g}"
-    together = "unbounded" if math.isinf(total) else f"{total:.4g}"
-    console.print(f"all together: epsilon {together}{of_cap} at delta {delta:g}: {state}", markup=False)
+    of_cap = "" if cap is None else f" of {shown(cap)}"
+    together = "unbounded" if math.isinf(total) else rounded_up(total, 4)
+    console.print(f"all together: epsilon {together}{of_cap} at delta {shown(delta)}: {state}", markup=False)

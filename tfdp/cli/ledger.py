@@ -42,6 +42,7 @@ def verify(
     the printed head where the trainer cannot write. Exits with 1 when something is wrong.
     """
     from tfdp.ledger import read_ledger
+    from tfdp.spec.numbers import rounded_up, shown
 
     file = path / "ledger.jsonl" if path.is_dir() else path
     record = read_ledger(file)
@@ -66,7 +67,7 @@ def verify(
     typer.echo(f"{file}: {record.head.lines} lines follow from one another, none was changed.")
     torn = ", the last of them torn by a crash" if record.torn else ""
     typer.echo(f"steps    {record.steps} of {record.plan['steps']} spent{torn}")
-    typer.echo(f"epsilon  {epsilon:.6g} at delta {record.plan['delta']:g}")
+    typer.echo(f"epsilon  {rounded_up(epsilon)} at delta {shown(record.plan['delta'])}")
     typer.echo(f"head     {record.head.digest}")
     typer.echo(f"holds what {' and '.join(compared)} remember" if compared else "nothing else remembers its length")
 

@@ -82,6 +82,7 @@ def train(
     from tfdp.review import review
     from tfdp.sampling.claims import claims_whole_unit
     from tfdp.spec import PrivacySpec
+    from tfdp.spec.numbers import shown
     from tfdp.workflow.records import read_text_records, split_held_out
 
     if not learning_rate > 0:
@@ -135,7 +136,7 @@ def train(
             "data_source": f"{os.path.basename(data)}, field {text_field}",
             "deduplication_scope": deduplicated,
             "command": shlex.join(command) + f" (sequence length {sequence_length}, {optimizer}, rate "
-            f"{learning_rate:g})",
+            f"{shown(learning_rate)})",
         },
     )
     _print_result(console, result)
@@ -153,6 +154,8 @@ def _chosen_id_field(spec: PrivacySpec, given: str | None) -> str | None:
 
 
 def _print_plan(console: Any, plan: Plan, records: TextRecords, held_out: TextRecords, done: int) -> None:
+    from tfdp.spec.numbers import rounded_up, shown
+
     unit = plan.privacy_unit
     most = "" if plan.truncated_batch_size is None else f", at most {plan.truncated_batch_size}"
     sampled = "units" if plan.num_records is None else "records"
@@ -160,15 +163,16 @@ def _print_plan(console: Any, plan: Plan, records: TextRecords, held_out: TextRe
         "privacy unit": f"{unit.kind}: {unit.description}",
         "units": f"{plan.num_units} to train on, {held_out.num_units} held out (not trained on, not covered)",
         "records": f"{len(records)}, {_how_bounded(unit)}",
-        "sampling": f"{plan.scheme}{most}, q = {plan.expected_batch_size:g} / {plan.population} {sampled} = "
+        "sampling": f"{plan.scheme}{most}, q = {shown(plan.expected_batch_size)} / {plan.population} {sampled} = "
         f"{plan.sampling_probability:.4g}",
         "steps": f"{plan.steps} in {plan.epochs} epochs of {plan.steps_per_epoch}",
-        "noise multiplier": f"{plan.noise_multiplier:g}, clip norm {plan.clip_norm:g}",
-        "epsilon": f"{plan.epsilon(plan.steps):.4g} of {plan.target_epsilon:g} at delta {plan.delta:g} "
-        f"({plan.adjacency}, {plan.accountant})",
+        "noise multiplier": f"{shown(plan.noise_multiplier)}, clip norm {shown(plan.clip_norm)}",
+        "epsilon": f"{rounded_up(plan.epsilon(plan.steps), 4)} of {shown(plan.target_epsilon)} at delta "
+        f"{shown(plan.delta)} ({plan.adjacency}, {plan.accountant})",
     }
     if done:
-        rows["already spent"] = f"{done} steps, epsilon {plan.epsilon(done):.4g}; the run goes on from its checkpoint"
+        spent = rounded_up(plan.epsilon(done), 4)
+        rows["already spent"] = f"{done} steps, epsilon {spent}; the run goes on from its checkpoint"
     _print_table(console, "Plan", rows)
 
 
@@ -183,9 +187,12 @@ def _how_bounded(unit: PrivacyUnit) -> str:
 
 
 def _print_result(console: Any, result: TrainingResult) -> None:
+    from tfdp.spec.numbers import rounded_up, shown
+
     plan = result.plan
     rows = {
-        "epsilon spent": f"{result.epsilon:.4g} of {plan.target_epsilon:g} at delta {plan.delta:g}",
+        "epsilon spent": f"{rounded_up(result.epsilon, 4)} of {shown(plan.target_epsilon)} at delta "
+        f"{shown(plan.delta)}",
         "steps": f"{result.steps} of {plan.steps}",
         "time": f"{result.seconds:.0f} s",
     }

@@ -44,6 +44,7 @@ def compare_cards(old: PrivacyCard, new: PrivacyCard, *, old_name: str = "old", 
             two_steps_suffice=two_steps,
             size_is_public=one["data"]["size_is_public"] and other["data"]["size_is_public"],
         ),
+        "data.size_is_public": partial(orders.size_is_public, hidden=one["claim"]["adjacency"] == "add_or_remove_one"),
         "guarantee.unit_method": partial(
             orders.unit_method, same_unit=one["guarantee"]["unit_kind"] == other["guarantee"]["unit_kind"]
         ),

@@ -252,6 +252,20 @@ def unit_method(_old: Any, _new: Any, *, same_unit: bool) -> Judgement:
     return UNCHANGED, "It goes with the unit, which is another one now: what that means is judged there."
 
 
+def size_is_public(old: bool, new: bool, *, hidden: bool) -> Judgement:
+    """Whether the number of units is public.
+
+    Args:
+        old, new: the statements.
+        hidden: whether the old claim hid the number: under add_or_remove_one alone do neighbours differ in it.
+    """
+    if hidden and new:
+        return WEAKER, "How many units there are was hidden by the claim, and is stated to be public now."
+    if new:
+        return UNCHANGED, "The old claim did not hide how many units there are."
+    return UNCHANGED, "What was public stays known; to say otherwise promises nothing."
+
+
 def adjacency(old: str, new: str, *, two_steps_suffice: bool, size_is_public: bool) -> Judgement:
     """Neighbouring data sets: replacing is removing and adding, so it takes two steps of the others.
 
@@ -281,6 +295,11 @@ def adjacency(old: str, new: str, *, two_steps_suffice: bool, size_is_public: bo
         return STRONGER, "The claim now also covers adding a unit, and so how many there are."
     if old == "replace_one" and two_steps_suffice:
         return STRONGER, "A replacement takes two steps now, and even for two steps the new claim promises no less."
+    if old == "replace_one" and new == "add_or_remove_one" and not size_is_public:
+        return INCOMPARABLE, (
+            "The claim now hides how many units there are, but a replacement takes two steps: about it, the new claim "
+            "promises twice its epsilon and more than twice its delta."
+        )
     if old == "replace_one":
         return WEAKER, (
             "A replacement takes two steps now: about it, the new claim promises twice its epsilon and more than twice "

@@ -14,7 +14,6 @@ TRUST = orders.ordered(("local", "distributed", "central"), "From the best: loca
 DEDUPLICATION = orders.ordered(
     ("near", "exact", "none"), "A text that occurs twice is protected once: near is best, then exact, then none."
 )
-SIZE = always(UNCHANGED, "A statement about the data, not a promise.")
 RNG = orders.ordered(("csprng", "prng"), "Noise that a seed reproduces can be taken off again.")
 ID_FIELD = orders.stated(
     "The records of a unit are named now.",
@@ -65,7 +64,7 @@ SPEC_RULES: dict[str, Rule] = {
     "claim.data_accesses": orders.covered,
     "tuning": orders.tuning,
     "data.deduplication": DEDUPLICATION,
-    "data.size_is_public": SIZE,
+    "data.size_is_public": orders.unknown,  # likewise
     "mechanism.rng": RNG,
     "waivers": orders.waivers,
     "budget.dataset_id": DATASET,
@@ -111,7 +110,7 @@ CARD_RULES: dict[str, Rule | None] = {
     "claim.trust_model": TRUST,
     "data_accesses": orders.access_states,
     "data.deduplication": DEDUPLICATION,
-    "data.size_is_public": SIZE,
+    "data.size_is_public": orders.unknown,  # likewise
     "provenance.rng": RNG,
     "provenance.seed": orders.unseeded,
     "review.findings": orders.error_findings,

@@ -52,6 +52,7 @@ def compare_specs(old: PrivacySpec, new: PrivacySpec, *, old_name: str = "old", 
             two_steps_suffice=two_steps,
             size_is_public=old.data.size_is_public and new.data.size_is_public,
         ),
+        "data.size_is_public": partial(orders.size_is_public, hidden=old.claim.adjacency == "add_or_remove_one"),
         "claim.privacy_unit.method": partial(
             orders.unit_method, same_unit=old.claim.privacy_unit.kind == new.claim.privacy_unit.kind
         ),

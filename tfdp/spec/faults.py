@@ -21,7 +21,7 @@ from tfdp.spec.numbers import shown, with_article
 from tfdp.spec.reading import Document, Format, Path, Position, ReadingError, finite_number
 from tfdp.spec.samples import fields_of, sample, such_as
 
-_MOST = 100  # faults that are told of one document
+_MOST = 100  # faults of one document that get a remedy of their own: looking for what was meant takes long
 _LONGEST = 200  # characters of a path or of a number: both can be as long as the file
 
 # Without these there is no claim at all.
@@ -92,25 +92,28 @@ def field_findings(
 ) -> list[Finding]:
     """One finding per fault, in the order of the file: a field that is misspelt is not missing as well."""
     positions = document.positions
+    places = [tuple(detail["loc"]) for detail in details]
     unknown = {
-        path: _unknown(model, path, document)
-        for detail in details[:_MOST]
-        if detail["type"] == "extra_forbidden" and (path := tuple(detail["loc"]))
+        path: _unknown(model, path, document) if number < _MOST else (_known(model, path), [])
+        for number, (detail, path) in enumerate(zip(details, places, strict=True))
+        if detail["type"] == "extra_forbidden" and path
     }
     explained = {targets[0] for _, targets in unknown.values() if len(targets) == 1}
-    places = [tuple(detail["loc"]) for detail in details[:_MOST]]
+    around = {path[:length] for path in places for length in range(len(path))}
     findings = []
-    for detail, path in zip(details, places, strict=False):
+    for number, (detail, path) in enumerate(zip(details, places, strict=True)):
         if detail["type"] == "missing" and path in explained:
             continue
-        if detail["type"] == "too_short" and any(
-            len(other) > len(path) and other[: len(path)] == path for other in places
-        ):
+        if detail["type"] == "too_short" and path in around:
             continue  # the list is not empty: its entries are wrong
         if path in unknown:
             id, message, fix = "PS000", f"expected a known field, received {_shown(str(path[-1]))}.", unknown[path][0]
-        else:
+        elif number < _MOST:
             id, message, fix = _explain(detail, path, model, document)
+        else:
+            received = "nothing" if detail["type"] == "missing" else _shown(detail["input"])
+            id, message = "PS000", f"expected a valid value, received {received}."
+            fix = f"Mend the first {_MOST} faults of the file, then have it checked again."
         line, column = place(positions, path, key=path in unknown)
         where = dotted(path)
         findings.append(
@@ -289,7 +292,7 @@ def _unknown(model: type[BaseModel], path: Path, document: Document) -> tuple[st
         return _plain_space(name, *found), meant(model, (*path[:-1], word))
     targets = meant(model, path)
     if not targets:
-        return (f"Known here: {', '.join(names)}." if names else "Delete it."), []
+        return _known(model, path), []
     if targets[0][:-1] == path[:-1]:
         close = str(targets[0][-1])
         if _holds(document.value, targets[0]):
@@ -298,6 +301,12 @@ def _unknown(model: type[BaseModel], path: Path, document: Document) -> tuple[st
     if len(targets) == 1 and targets[0][-1] == name:
         return _moved(path, targets[0], document), targets
     return f"Did you mean {' or '.join(map(dotted, targets))}?", targets
+
+
+def _known(model: type[BaseModel], path: Path) -> str:
+    """The fields that could stand where an unknown one does."""
+    here = section(model, path[:-1])
+    return f"Known here: {', '.join(here.model_fields)}." if here else "Delete it."
 
 
 def _moved(path: Path, target: Path, document: Document) -> str:

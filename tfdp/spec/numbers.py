@@ -38,8 +38,9 @@ def with_article(noun: str) -> str:
 def _rounded(value: float, digits: int, rounding: str) -> str:
     if not math.isfinite(value):
         return str(value)
-    exact = decimal.Decimal(value)
-    found = float(decimal.Context(prec=digits, rounding=rounding).plus(exact))
+    # The digits that it is written with: 0.1 is a little more than a tenth, but not to a reader.
+    written = decimal.Decimal(repr(float(value)))
+    found = float(decimal.Context(prec=digits, rounding=rounding).plus(written))
     # As a float the decimal number may lie on the other side by the last bit.
     if (rounding == decimal.ROUND_FLOOR and found > value) or (rounding == decimal.ROUND_CEILING and found < value):
         return shown(value)

@@ -32,6 +32,8 @@ from tfdp.spec.reading import Document, Format, Path, ReadingError, read, read_a
 from tfdp.spec.samples import line, sample, such_as
 from tfdp.spec.schedule import Schedule, schedule
 
+_MOST_TOLD = 30  # faults in the text of an error, which holds all of them
+
 
 class PrivacySpec(Section):
     """A differential privacy claim, and the training that is to earn it.
@@ -211,4 +213,7 @@ def _text_of(path: str | os.PathLike[str]) -> tuple[str, Format, str]:
 def _invalid(name: str | None, findings: list[Finding]) -> SpecError:
     count = "1 fault" if len(findings) == 1 else f"{len(findings)} faults"
     lines = [f"expected a valid privacy spec, received {count} in {name or 'the values given'}:"]
-    return SpecError("\n  ".join([*lines, *map(str, findings)]), findings)
+    lines += map(str, findings[:_MOST_TOLD])
+    if left := findings[_MOST_TOLD:]:
+        lines.append(f"and {len(left)} more")
+    return SpecError("\n  ".join(lines), findings)

@@ -20,6 +20,7 @@ from tfdp.plan import Plan, make_plan
 from tfdp.sampling.claims import checked_units, claims_whole_unit
 from tfdp.sampling.partition import units_file
 from tfdp.spec import PrivacySpec
+from tfdp.spec.numbers import rounded_up, shown
 from tfdp.workflow.fitting import private_fit
 from tfdp.workflow.language_models import encode_texts
 from tfdp.workflow.records import TextRecords
@@ -113,9 +114,8 @@ def steps_done(directory: str | os.PathLike[str], plan: Plan) -> int:
         told = f"its card is {card}" if card.exists() else "and its last checkpoint is gone"
         raise BudgetExhaustedError(
             f"Expected steps left in the plan. Received: all {record.steps} steps spent in {path}, epsilon "
-            f"{plan.epsilon(record.steps):.4g} of {plan.target_epsilon:g}; {told}. Training further needs a new, "
-            "reviewed spec "
-            "and another --out; on the same data both count."
+            f"{rounded_up(plan.epsilon(record.steps), 4)} of {shown(plan.target_epsilon)}; {told}. "
+            "Training further needs a new, reviewed spec and another --out; on the same data both count."
         )
     return record.steps
 

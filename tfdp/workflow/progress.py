@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from tfdp.callback import PrivacyCallback
+from tfdp.spec.numbers import rounded_up, shown
 
 
 class RemainingTime(keras.callbacks.Callback):
@@ -38,7 +39,9 @@ class RemainingTime(keras.callbacks.Callback):
         if left <= 0 or not self._timed:
             return
         seconds = (time.monotonic() - self._since) / self._timed * left
-        cost = "" if self._epsilon is None else f", epsilon {self._epsilon:.3g} of {plan.target_epsilon:g}"
+        cost = ""
+        if self._epsilon is not None:
+            cost = f", epsilon {rounded_up(self._epsilon, 3)} of {shown(plan.target_epsilon)}"
         print(f"{steps} of {plan.steps} steps{cost}; about {duration(seconds)} to go.", flush=True)
 
 

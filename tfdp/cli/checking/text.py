@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from tfdp.cli.checking.report import ORDER, Report
 from tfdp.cli.checking.sources import Source
 from tfdp.findings import Finding, printable
 
 _STYLES = {"error": "31;1", "warning": "33;1", "note": "36;1", "place": "1", "frame": "34;1", "good": "32;1"}
+_MOST = 30  # findings of one file
 _WIDTH = 100  # of an excerpt: a longer line is shown around its column
 _YAML_LINE = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
 # A quoted text, a key, or a value: up to a comma or bracket within brackets, else up to a comment.
@@ -33,7 +35,14 @@ def render(report: Report, *, colour: bool) -> str:
     """The whole report, a line end at its end."""
     style = coloured if colour else plain
     texts = {source.name: source for source in report.sources}
-    parts = [_finding(finding, texts.get(finding.file or ""), style) for finding in report.findings]
+    parts = []
+    for name, group in itertools.groupby(report.findings, key=lambda finding: finding.file):
+        findings = list(group)
+        shown = _most_severe(findings)
+        parts += [_finding(finding, texts.get(name or ""), style) for finding in shown]
+        if left := len(findings) - len(shown):
+            where = f"{printable(name)}: " if name else ""
+            parts.append(f"{style(where, 'place')}and {_count(left, 'more finding')}; --format json lists all.\n\n")
     counts = [_count(report.count(severity), severity.value) for severity in ORDER]
     if report.waived:
         counts.append(f"{len(report.waived)} waived")
@@ -43,6 +52,12 @@ def render(report: Report, *, colour: bool) -> str:
         ids = list(dict.fromkeys(finding.id for finding in report.findings))
         parts.append(f"Why it matters: tfdp explain {' '.join(ids)}\n")
     return "".join(parts)
+
+
+def _most_severe(findings: Sequence[Finding]) -> list[Finding]:
+    """As many as a person reads, in their order."""
+    chosen = sorted(range(len(findings)), key=lambda at: ORDER.index(findings[at].severity))[:_MOST]
+    return [findings[at] for at in sorted(chosen)]
 
 
 def _finding(finding: Finding, source: Source | None, style: Style) -> str:
