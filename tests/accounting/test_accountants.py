@@ -8,6 +8,7 @@ import itertools
 import json
 import logging
 import math
+import time
 
 import dp_accounting
 import pytest
@@ -18,6 +19,7 @@ from scipy import stats
 from scipy.special import log_ndtr
 
 from tfdp import accounting
+from tfdp.accounting import accountants
 from tfdp.errors import AccountingError
 
 RELATIONS = {
@@ -379,3 +381,23 @@ def test_where_noise_begins_to_count(accountant, records):
     setting = {"delta": 1e-5, "accountant": accountant, "adjacency": "add_or_remove_one"}
     assert accounting.epsilon(accounting.step_event(noise_multiplier=0.99e-4, **options), 1, **setting) == math.inf
     assert 40 < accounting.epsilon(accounting.step_event(noise_multiplier=0.1, **options), 1, **setting) < math.inf
+
+
+@pytest.mark.parametrize(("q", "sigma", "steps"), [(0.004, 1.0, 3_515), (0.01, 3.0, 12_345), (0.5, 20.0, 4_000)])
+def test_stages_agree_with_composing_at_once(q, sigma, steps, monkeypatch):
+    """Rounding in two stages instead of one: far below what delta is charged for it."""
+    setting = {"delta": 1e-5, "adjacency": "add_or_remove_one"}
+    at_once = accounting.epsilon(poisson(q, sigma), steps, **setting)
+    monkeypatch.setattr(accountants, "_MOST_AT_ONCE", 1000)
+    accountants._pld_epsilon.cache_clear()
+    assert accounting.epsilon(poisson(q, sigma), steps, **setting) == pytest.approx(at_once, rel=1e-6)
+    accountants._pld_epsilon.cache_clear()
+
+
+def test_a_great_many_steps_take_no_longer():
+    """Found by fuzzing: cells ** steps as a whole number of millions of digits took half a minute."""
+    before = time.process_time()
+    value = accounting.epsilon(poisson(0.004, 0.1), 9_230_389, delta=5e-7, adjacency="add_or_remove_one")
+    assert time.process_time() - before < 5
+    # Each of about 36,900 takings part costs about 1 / (2 sigma^2) = 50.
+    assert 9_230_389 * 0.004 * 40 < value < 9_230_389 * 0.004 * 60

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from tfdp.ledger import Ledger, read_ledger
+from tfdp.spec.numbers import rounded_up
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def test_a_ledger_that_holds(command, run):
     assert code == 0
     assert "4 lines follow from one another" in out
     assert "3 of 9 spent" in out
-    assert f"epsilon  {plan.epsilon(3):.6g}" in out
+    assert f"epsilon  {rounded_up(plan.epsilon(3))} at delta" in out
     assert read_ledger(folder / "ledger.jsonl").head.digest in out
     code, out, _ = command("ledger", "verify", folder / "ledger.jsonl", "--json")
     report = json.loads(out)

@@ -12,6 +12,7 @@ from ruamel.yaml import YAML
 
 from tfdp.review.catalogue import BASE
 from tfdp.spec import PrivacySpec
+from tfdp.spec.choices import _MEANT, CHOICES
 from tfdp.spec.naming import meant
 from tfdp.spec.numbers import rounded_down, rounded_up, shown
 
@@ -200,7 +201,9 @@ class TestValues:
         )
 
     def test_choices_are_listed(self):
-        assert "add_or_remove_one, replace_one, zero_out" in fault(changed("  adjacency: add_or_remove_one\n", "")).fix
+        fix = fault(changed("  adjacency: add_or_remove_one\n", "")).fix
+        assert "Choices: add_or_remove_one (one unit is in the data, or is not); replace_one (" in fix
+        assert "zero_out (one unit contributes nothing; the number of units is public)" in fix
 
     def test_nothing_after_the_colon(self):
         finding = fault(changed("  epsilon: 1.2", "  epsilon:"))
@@ -362,3 +365,67 @@ def test_json_has_no_comments(comment):
     _, (finding,) = PrivacySpec.all_from_text(f"{{{comment}\n}}", "json")
     assert "a comment" in finding.message
     assert "JSON has no comments" in finding.fix
+
+
+class TestChoices:
+    @pytest.mark.parametrize(
+        ("old", "new", "choice"),
+        [
+            ("kind: example", "kind: Patient", "user"),
+            ("kind: example", "kind: record", "example"),
+            ("adjacency: add_or_remove_one", "adjacency: add-remove", "add_or_remove_one"),
+            ("adjacency: add_or_remove_one", "adjacency: substitution", "replace_one"),
+            ("scheme: poisson", "scheme: Poison", "poisson"),
+            ("deduplication: exact", "deduplication: false", "none"),
+        ],
+    )
+    def test_the_one_that_was_meant(self, old, new, choice):
+        assert fault(changed(old, new)).fix == f"Did you mean {choice}?"
+
+    def test_what_each_means_where_none_is_near(self):
+        fix = fault(changed("scheme: poisson", "scheme: uniform")).fix
+        assert fix.startswith("Write one of them: poisson (each unit joins each batch independently); truncated_")
+        assert "shuffle (fixed batches of a shuffled order; never passes review)" in fix
+
+    def test_other_words_lead_to_choices(self):
+        for name, words in _MEANT.items():
+            choices = CHOICES[name]
+            assert set(words.values()) <= set(choices)
+            assert not set(words) & set(choices)
+
+
+@pytest.mark.parametrize(
+    ("written", "day"),
+    [
+        ("31.12.2025", "2025-12-31"),
+        ("3.4.2027", "2027-04-03"),
+        ("2027/4/3", "2027-04-03"),
+        ("2027-4-3", "2027-04-03"),
+        ("2027-04-03T10:00:00Z", "2027-04-03"),
+        ("12/31/2025", "2025-12-31"),
+        ("31/12/2025", "2025-12-31"),
+        ("05/05/2027", "2027-05-05"),
+        ("03/04/2027", None),  # the third of April, or the fourth of March
+        ("2027-02-30", None),
+        ("31.02.2027", None),
+        ("next year", None),
+        ("1" * 300, None),
+    ],
+)
+def test_a_date_in_another_order(written, day):
+    text = f"{BASE}waivers:\n  - {{finding: PS050, reason: r, owner: o, expires: '{written}'}}\n"
+    fix = fault(text).fix
+    assert fix.startswith(f"Write {day}: " if day else "Correct it; expires: ")
+    if day:
+        assert faults(text.replace(f"'{written}'", day)) == []
+
+
+def test_an_id_that_is_none():
+    finding = fault(f"{BASE}waivers:\n  - {{finding: PS04, reason: r, owner: o, expires: 2099-01-01}}\n")
+    assert "received 'PS04'" in finding.message
+    assert finding.fix.startswith("Write PS and three digits")
+
+
+def test_a_comment_of_another_language():
+    finding = fault('{\n  // agreed in March\n  "schema_version": "1.0"\n}\n')
+    assert (finding.line, finding.fix) == (2, "Is line 2 a comment? In YAML a comment begins with #.")

@@ -48,6 +48,9 @@ _DELTA_ERROR_PER_STEP = 2.2e-16
 _DELTA_ERROR_BASE = 2e-15
 # Series for fractional Renyi orders stop at terms of exp(-30), about 1e-13.
 _RENYI_ERROR = 1e-12
+# More steps than anybody trains for are composed in stages.
+_MOST_AT_ONCE = 200_000
+_STAGE = 1000
 # Below a ten-thousandth of the clip norm the privacy loss is in the tens of millions, and the library breaks down.
 _NO_NOISE = 1e-4
 
@@ -296,7 +299,21 @@ def _composed_pld(event: dp_accounting.DpEvent, steps: int, adjacency: str, grid
         # Without sampling, `steps` Gaussians are one Gaussian: exact, and nothing to convolve.
         event = dp_event.GaussianDpEvent(event.noise_multiplier / math.sqrt(steps))
         return _guarded(lambda: _single_pld(event, adjacency, grid), event, grid)
-    return _guarded(lambda: _single_pld(event, adjacency, grid).self_compose(steps), event, grid)
+    return _guarded(lambda: _self_composed(_single_pld(event, adjacency, grid), steps), event, grid)
+
+
+def _self_composed(single: pld.PrivacyLossDistribution, steps: int, cut: float = 1e-15) -> pld.PrivacyLossDistribution:
+    """`steps` copies; a great many in stages, because the library first computes cells ** steps as a whole number.
+
+    Args:
+        cut: the most mass that is moved to infinity, over all stages together.
+    """
+    if steps <= _MOST_AT_ONCE:
+        return single.self_compose(steps, cut)
+    stages, rest = divmod(steps, _STAGE)
+    stage = single.self_compose(_STAGE, cut / (4 * stages))
+    composed = _self_composed(stage, stages, cut / 4)
+    return composed.compose(single.self_compose(rest, cut / 4), cut / 4) if rest else composed
 
 
 @functools.lru_cache(maxsize=4)

@@ -17,8 +17,8 @@ from tfdp.findings import Finding, Severity
 from tfdp.ledger import LedgerRecord, read_ledger
 from tfdp.review import RELATIVE_SLACK
 from tfdp.spec import PrivacySpec
+from tfdp.spec.documents import Path as FieldPath
 from tfdp.spec.numbers import rounded_up, shown
-from tfdp.spec.reading import Path as FieldPath
 
 # Of another spec than the one in review these say nothing about the training.
 _ABOUT_RELEASE = frozenset({"waivers", "evaluation", "budget"})

@@ -159,9 +159,10 @@ def _contributions(path: str | None) -> tuple[Contributions | None, list[Finding
     from pydantic import ValidationError
 
     from tfdp.review.contributions import Contributions
+    from tfdp.spec.documents import ReadingError
     from tfdp.spec.faults import field_findings, reading_finding
     from tfdp.spec.files import read_text
-    from tfdp.spec.reading import ReadingError, read
+    from tfdp.spec.reading import read
 
     try:
         document = read(read_text(path), "json")

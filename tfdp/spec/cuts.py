@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tfdp.findings import Finding, Severity
-from tfdp.spec.reading import Document, ReadingError
+from tfdp.spec.documents import Document, ReadingError
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import decimal
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -13,12 +11,14 @@ from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
 from tfdp.findings import Finding, Severity, printable
+from tfdp.spec.choices import explained, meant_choice
+from tfdp.spec.documents import Document, Path, Position, ReadingError, finite_number
 from tfdp.spec.fields import MAX_COUNT
 from tfdp.spec.hints import without_space
-from tfdp.spec.naming import choices_at, closest, meant, section
+from tfdp.spec.naming import choices_at, closest, meant, plain, section
 from tfdp.spec.notation import foreign_space, snippet
-from tfdp.spec.numbers import shown, with_article
-from tfdp.spec.reading import Document, Format, Path, Position, ReadingError, finite_number
+from tfdp.spec.numbers import with_article
+from tfdp.spec.repairs import day_meant, repaired
 from tfdp.spec.samples import fields_of, sample, such_as
 
 _MOST = 100  # faults of one document that get a remedy of their own: looking for what was meant takes long
@@ -162,7 +162,7 @@ def _explain(detail: ErrorDetails, path: Path, model: type[BaseModel], document:
                 f"expected a number, received one of {value.bit_length()} bits.",
                 "Write a number in the usual range.",
             )
-        return "PS000", expected, _repaired(kind, value, document.format) or _help(model, path, document)
+        return "PS000", expected, repaired(kind, value, document.format) or _help(model, path, document)
     if kind in ("model_type", "dict_type") and path:
         expected = f"expected {_KINDS[kind]}, {received}"
         if isinstance(value, str) and (glued := without_space(value)) and document.format == "yaml":
@@ -195,9 +195,7 @@ def _explain_value(detail: ErrorDetails, path: Path, model: type[BaseModel], doc
                 )
             if not isinstance(value, str) and str(value) in choices:
                 return f'expected the text "{value}", received the number {value}.', f'Write it in quotes: "{value}".'
-            close = closest(str(value), choices)
-            fix = f"Did you mean {close}?" if close else "Write one of them."
-            return f"expected {' or '.join(choices)}, {received}", fix
+            return f"expected {' or '.join(choices)}, {received}", _choice(model, path, choices, value)
         case "greater_than":
             return f"expected a number above {context['gt']:g}, {received}", _help(model, path, document)
         case "less_than":
@@ -210,55 +208,35 @@ def _explain_value(detail: ErrorDetails, path: Path, model: type[BaseModel], doc
             return f"expected at least {context['min_length']} entry, received an empty list.", _help(
                 model, path, document
             )
+        case "string_pattern_mismatch" if path[-1] == "finding":
+            fix = "Write PS and three digits, in quotes or not; `tfdp explain` lists every id."
+            return f"expected an id such as PS008, {received}", fix
         case "string_pattern_mismatch":
-            expected = "an id such as PS008" if path[-1] == "finding" else "a text that is not blank"
-            return f"expected {expected}, {received}", _help(model, path, document)
+            return f"expected a text that is not blank, {received}", _help(model, path, document)
         case _ if kind.startswith("date"):
-            return f"expected a date such as 2026-12-31, {received}", _help(model, path, document)
+            day = day_meant(value)
+            fix = f"Write {day}: the year, the month, the day." if day else _help(model, path, document)
+            return f"expected a date such as 2026-12-31, {received}", fix
         case _ if kind in _KINDS:
-            fix = _repaired(kind, value, document.format) or _help(model, path, document)
+            fix = repaired(kind, value, document.format) or _help(model, path, document)
             return f"expected {_KINDS[kind]}, {received}", fix
     return f"expected a valid value, {received}", _help(model, path, document)
 
 
-_SCALES = {"%": decimal.Decimal("0.01"), "k": decimal.Decimal(1000)}
+def _choice(model: type[BaseModel], path: Path, choices: list[str], value: Any) -> str:
+    """Which of the choices was meant, or else what each of them means."""
+    name = _field_name(model, path)
+    word = _shown(value) if isinstance(value, bool) else str(value)
+    close = meant_choice(name, plain(word)) or closest(word, choices)
+    return f"Did you mean {close}?" if close else f"Write one of them: {explained(name, choices)}."
 
 
-def _repaired(kind: str, value: Any, format: Format) -> str | None:
-    """How to write what was evidently meant, where that is evident."""
-    if not isinstance(value, str) or len(value) > _LONGEST:
-        return None
-    word = value.strip().lower()
-    if kind == "bool_type" and word in ("yes", "on", "no", "off", "true", "false"):
-        return f"Write {'true' if word in ('yes', 'on', 'true') else 'false'}, without quotes."
-    if kind == "tuple_type" and value.strip():
-        inside = value.strip("[] ")
-        parts = [part.strip() for part in inside.split(",")]
-        return f"Write it as a list: {json.dumps(parts) if format == 'json' else f'[{inside}]'}."
-    number = value.strip()
-    if kind in ("int_type", "float_type") and re.fullmatch(r"\d{1,3}([ ,'_]\d{3})+", number):
-        digits = re.sub(r"\D", "", value)
-        if kind == "float_type" and re.fullmatch(r"\d{1,3},\d{3}", number):
-            return f"Write {digits}, without a separator, or {number.replace(',', '.')}, with a decimal point."
-        return f"Write {digits}: digits without separators."
-    if kind == "float_type" and re.fullmatch(r"[-+]?\d+,\d+([eE][-+]?\d+)?", number):
-        return f"Write {number.replace(',', '.')}: a decimal point, no comma."
-    return _number_alone(kind, number) if kind in ("int_type", "float_type") else None
-
-
-def _number_alone(kind: str, text: str) -> str | None:
-    """The only number in a text: "10 epochs", "60k", "0.001%"."""
-    found = list(re.finditer(r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?", text))
-    if len(found) != 1 or re.search(r"\d", text[found[0].end() :]):
-        return None
-    value = decimal.Decimal(found[0][0])
-    if abs(value.adjusted()) > 15:
-        return None
-    scale = _SCALES.get(text[found[0].end() :].strip().lower(), decimal.Decimal(1))
-    value *= scale
-    if kind == "int_type" and value != value.to_integral_value():
-        return None
-    return f"Write {shown(float(value)) if scale != 1 else found[0][0]}: a number alone, without anything around it."
+def _field_name(model: type[BaseModel], path: Path) -> str:
+    """A field by its section's class and its name, such as "Claim.adjacency"."""
+    while path and isinstance(path[-1], int):
+        path = path[:-1]
+    owner = section(model, path[:-1])
+    return f"{owner.__name__}.{path[-1]}" if owner and path else ""
 
 
 def _shown(value: Any) -> str:
@@ -350,7 +328,7 @@ def _absent(model: type[BaseModel], path: Path, document: Document) -> str:
         return f"{add} the section, with {fields_of(inside)}; such as: {line}"
     if len(choices) == 1:
         return f"{add} the line: {line}"
-    values = f" Choices: {', '.join(choices)}." if choices else ""
+    values = f" Choices: {explained(_field_name(model, path), choices)}." if choices else ""
     return (
         f"{add} {path[-1]}. {' '.join((field.description or '').split())}{values} {such_as(document, path[:-1], line)}"
     )

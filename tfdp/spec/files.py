@@ -7,7 +7,7 @@ import pathlib
 import stat
 from typing import BinaryIO
 
-from tfdp.spec.reading import MAX_CHARACTERS, Format, ReadingError
+from tfdp.spec.documents import MAX_CHARACTERS, Format, ReadingError
 
 _FORMATS: dict[str, Format] = {".yaml": "yaml", ".yml": "yaml", ".json": "json"}
 # One character takes at most four bytes; one byte more tells a longer text from one that just fits.

@@ -43,6 +43,9 @@ def yaml_fix(text: str, general: str, unclosed: bool, line: int | None) -> tuple
         if glued := without_space(lines[number - 1]):
             return f"Write a space after the colon: {glued[0]}: {glued[1]}", number
     for number in range(first + 1, len(lines) + 1):
+        if re.match(r"\s*(//|/\*)", lines[number - 1][:_MOST]):
+            return f"Is line {number} a comment? In YAML a comment begins with #.", number
+    for number in range(first + 1, len(lines) + 1):
         if _is_open(lines[number - 1]):
             at = number if unclosed else None  # nothing closes it: then that is the place
             return f"Is a quote not closed, perhaps on line {number}?", at

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from tfdp.spec.reading import Path
+from tfdp.spec.documents import Path
 
 _LONGEST = 200  # characters of a name that are compared: it can be as long as the file
 

@@ -14,6 +14,7 @@ from tfdp.files import sha256_text
 from tfdp.findings import Finding, Severity
 from tfdp.spec import faults
 from tfdp.spec.cuts import find_cuts
+from tfdp.spec.documents import Document, Format, Path, ReadingError
 from tfdp.spec.fields import (
     Accountant,
     Budget,
@@ -28,7 +29,7 @@ from tfdp.spec.fields import (
 )
 from tfdp.spec.files import format_of, read_text
 from tfdp.spec.notation import snippet
-from tfdp.spec.reading import Document, Format, Path, ReadingError, read, read_all
+from tfdp.spec.reading import read, read_all
 from tfdp.spec.samples import line, sample, such_as
 from tfdp.spec.schedule import Schedule, schedule
 

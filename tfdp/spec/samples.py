@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from tfdp.spec.documents import Document, Format, Path
 from tfdp.spec.naming import choices_at, section
-from tfdp.spec.reading import Document, Format, Path
 
 # Section and field -> values that may stand there.
 EXAMPLES: dict[str, list[Any]] = {

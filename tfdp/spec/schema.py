@@ -16,6 +16,7 @@ from __future__ import annotations
 import sys
 from typing import Any, Literal
 
+from tfdp.spec.choices import CHOICES
 from tfdp.spec.privacy_spec import PrivacySpec
 from tfdp.spec.samples import EXAMPLES
 
@@ -27,79 +28,6 @@ _DRAFTS: dict[Draft, str] = {
     "07": "http://json-schema.org/draft-07/schema#",
 }
 
-# What each choice means; in the order of nothing, they are matched by value.
-_CHOICES: dict[str, dict[str, str]] = {
-    "PrivacySpec.schema_version": {"1.0": "The only version so far."},
-    "PrivacyUnit.kind": {
-        "example": "One record of the data.",
-        "sequence": "One record of sequence_length tokens.",
-        "document": "All records of one document, named by id_field.",
-        "user": "All records of one person or account, named by id_field.",
-    },
-    "PrivacyUnit.method": {
-        "native": "A unit is one record.",
-        "group_privacy": "Records are sampled; the accounting covers all records of a unit at once.",
-        "user_wise_dp_sgd": "Units are sampled, and all records of a unit are clipped together.",
-    },
-    "PrivacyUnit.selection": {
-        "random": "A random choice of records stays.",
-        "longest": "The longest records stay.",
-        "shortest": "The shortest records stay.",
-        "highest_perplexity": "The records that a public model finds hardest stay.",
-        "lowest_perplexity": "The records that a public model finds easiest stay.",
-        "random_chunk": "A random run of consecutive records stays.",
-    },
-    "Claim.adjacency": {
-        "add_or_remove_one": "One unit is in the data, or is not.",
-        "replace_one": "One unit is replaced by any other; costs about twice as much.",
-        "zero_out": "One unit contributes nothing; the number of units is public.",
-    },
-    "Claim.trust_model": {
-        "central": "Whoever trains sees the raw data.",
-        "local": "Each person adds noise before anything leaves; never passes review here.",
-        "distributed": "Noise is added together, without one place that sees raw data; never passes review here.",
-    },
-    "Claim.release": {
-        "all_checkpoints": "Every checkpoint of the training may be published.",
-        "final_model": "Only the last model is published.",
-        "predictions": "Only what the model answers is published.",
-    },
-    "Claim.data_accesses": {
-        "training": "The noisy updates, which is what epsilon counts.",
-        "tuning": "The choice of hyperparameters.",
-        "clip_selection": "The choice of the clip norm.",
-        "evaluation": "Metrics on private data.",
-    },
-    "Data.deduplication": {
-        "none": "Nothing was removed.",
-        "exact": "Identical texts were removed.",
-        "near": "Similar texts were removed too.",
-    },
-    "Mechanism.rng": {
-        "csprng": "The operating system's source, which nobody can replay.",
-        "prng": "A seeded generator, for tests.",
-    },
-    "Sampling.scheme": {
-        "poisson": "Each unit joins each batch independently.",
-        "truncated_poisson": "The same, with an upper limit on the batch.",
-        "full_batch": "Every unit is in every batch.",
-        "shuffle": "Fixed batches of a shuffled order; never passes review.",
-    },
-    "Accountant.name": {
-        "pld": "Privacy loss distributions, the tightest.",
-        "rdp": "Renyi differential privacy, faster and looser.",
-        "prv": "Answered by pld, of the same numerical family.",
-    },
-    "Tuning.kind": {
-        "none": "Nothing was tuned.",
-        "public": "On public data.",
-        "private": "On the private data.",
-    },
-    "Evaluation.membership_inference": {
-        "required": "The card must hold an attack.",
-        "not_required": "It may go without.",
-    },
-}
 _LENGTHS = {"Waiver.finding": 5, "Waiver.expires": 10}  # in some dialects $ matches before a last newline
 _DATE = "^[0-9]{4}-[0-9]{2}-[0-9]{2}$"
 
@@ -137,7 +65,7 @@ def _describe(value: dict[str, Any], name: str) -> None:
     for part in (value, *value.get("anyOf", ()), value.get("items", {})):
         choices = part.get("enum", [part["const"]] if "const" in part else [])
         if choices and all(isinstance(choice, str) for choice in choices):
-            part["enumDescriptions"] = [_CHOICES[name][choice] for choice in choices]
+            part["enumDescriptions"] = [CHOICES[name][choice] for choice in choices]
         if part.get("type") == "number" and "exclusiveMaximum" not in part:
             part["maximum"] = sys.float_info.max
         if part.get("format") == "date":

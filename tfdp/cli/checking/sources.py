@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tfdp.findings import Finding, Severity
+from tfdp.spec.documents import Format, ReadingError
 from tfdp.spec.faults import reading_finding
 from tfdp.spec.files import decode, format_of, read_text
-from tfdp.spec.reading import Format, ReadingError
 
 STDIN = "<stdin>"
 MAX_FILES = 20_000  # in one folder: beyond, something else than a repository was named
