@@ -7,6 +7,7 @@ from typing import Any
 
 from tfdp.findings import Finding, Severity
 from tfdp.spec import PrivacySpec
+from tfdp.spec.choices import explained
 from tfdp.spec.numbers import rounded_down, shown, with_article
 
 RELATIVE_SLACK = 1e-6  # floating point only: never a tolerance of the claim
@@ -72,7 +73,8 @@ def method_protects_unit(spec: PrivacySpec) -> Iterator[Finding]:
             f"expected a method that covers all {records} records of {with_article(unit.kind)}, received native, "
             "which samples and clips each record on its own and hides one record only."
         )
-        fix = f"Use user_wise_dp_sgd or group_privacy, or {spec.snippet('max_records_per_unit', '1')}."
+        ways = explained("PrivacyUnit.method", ("user_wise_dp_sgd", "group_privacy"))
+        fix = f"Use one of {ways}; or {spec.snippet('max_records_per_unit', '1')}."
         yield spec.finding("PS009", Severity.ERROR, path, message, fix)
     if unit.max_tokens_per_unit is not None and unit.method != "user_wise_dp_sgd":
         message = (
@@ -148,7 +150,11 @@ def claim_is_covered(spec: PrivacySpec) -> Iterator[Finding]:
         yield spec.finding("PS012" if tuning.accounted else "PS040", Severity.ERROR, path, message, fix)
     elif tuning is not None and tuning.kind == "private" and not tuning.accounted:
         message = "expected private tuning to be accounted, received accounted: false. Each trial has read the data."
-        fix = "Account the trials in a budget, or tune on public data."
+        said = spec.snippet("tuning.accounted", "true")
+        fix = (
+            f"Train the trials under specs with the same budget.ledger and write {said}, or tune on public data, or "
+            "accept it in a waiver: the card lists tuning as not covered."
+        )
         yield spec.finding("PS040", Severity.WARNING, ("tuning", "accounted"), message, fix)
 
 

@@ -29,8 +29,8 @@ def shuffled_batches(spec: PrivacySpec) -> Iterator[Finding]:
                 f"{rounded_up(unamplified)} at delta {shown(spec.claim.delta)}; "
                 f"claimed is {shown(spec.claim.epsilon)}."
             )
-        except AccountingError as error:
-            message += f" What it costs without amplification is unknown: {error}"
+        except AccountingError:
+            message += " What it costs without amplification could not be computed."
     fix = (
         f"Write {spec.snippet('scheme', 'poisson')} with the same expected batch size. The accountant models it, and "
         "PS020 or tfdp calibrate then says how much noise the claim takes."
