@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 
 import pytest
 
@@ -21,7 +22,7 @@ GROUP = {
 CALIBRATED = {"mechanism.noise_multiplier": None}
 
 
-def found(id: str, changes: dict, rules=RULES) -> list[str]:
+def changed(changes: dict) -> dict:
     values = copy.deepcopy(VALUES)
     for path, value in changes.items():
         *sections, name = path.split(".")
@@ -29,7 +30,12 @@ def found(id: str, changes: dict, rules=RULES) -> list[str]:
         for part in sections:
             section = section[part]
         section[name] = value
-    findings = [finding for finding in review(PrivacySpec.from_dict(values), rules=rules) if finding.id == id]
+    return values
+
+
+def found(id: str, changes: dict, rules=RULES) -> list[str]:
+    spec = PrivacySpec.from_dict(changed(changes))
+    findings = [finding for finding in review(spec, rules=rules) if finding.id == id]
     return [f"{finding.severity.value} {finding.where}" for finding in findings]
 
 
@@ -130,3 +136,20 @@ def test_ps022(changes, warned):
 def test_ps032_ps033(budget, expected):
     changes = CALIBRATED | {"budget": {"dataset_id": "mails", **budget}}
     assert [f"{id} {text}" for id in ("PS032", "PS033") for text in found(id, changes)] == expected
+
+
+def test_ps021_says_nothing_of_a_mechanism_that_hides_one_record_only():
+    """With method native and k = 5 the cost is that of one record: no claim to aim at."""
+    changes = {"claim.epsilon": 20.0, "data.num_units": 12000, "claim.delta": 5e-6}
+    for method, expected in (("native", []), ("user_wise_dp_sgd", ["note claim.epsilon"])):
+        assert found("PS021", changes | {"claim.privacy_unit": USER | {"method": method}}) == expected
+
+
+@pytest.mark.parametrize("method", ["user_wise_dp_sgd", "group_privacy"])
+def test_ps009_is_mended_by_what_it_says(method):
+    """Each way out is a line to copy, with what it means."""
+    changes = CALIBRATED | {"claim.privacy_unit": USER, "data.num_records": 100_000}
+    (finding,) = [finding for finding in review(PrivacySpec.from_dict(changed(changes))) if finding.id == "PS009"]
+    assert re.search(rf"method: {method} \([a-z]", finding.fix)
+    assert found("PS009", changes | {"claim.privacy_unit": USER | {"method": method}}) == []
+    assert found("PS009", changes | {"claim.privacy_unit": USER | {"max_records_per_unit": 1}}) == []

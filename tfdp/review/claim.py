@@ -7,7 +7,7 @@ from typing import Any
 
 from tfdp.findings import Finding, Severity
 from tfdp.spec import PrivacySpec
-from tfdp.spec.choices import explained
+from tfdp.spec.choices import meaning
 from tfdp.spec.numbers import rounded_down, shown, with_article
 
 RELATIVE_SLACK = 1e-6  # floating point only: never a tolerance of the claim
@@ -73,8 +73,11 @@ def method_protects_unit(spec: PrivacySpec) -> Iterator[Finding]:
             f"expected a method that covers all {records} records of {with_article(unit.kind)}, received native, "
             "which samples and clips each record on its own and hides one record only."
         )
-        ways = explained("PrivacyUnit.method", ("user_wise_dp_sgd", "group_privacy"))
-        fix = f"Use one of {ways}; or {spec.snippet('max_records_per_unit', '1')}."
+        ways = [
+            f"{spec.snippet('method', method)} ({meaning('PrivacyUnit.method', method)})"
+            for method in ("user_wise_dp_sgd", "group_privacy")
+        ]
+        fix = f"Write {', or '.join(ways)}, or {spec.snippet('max_records_per_unit', '1')}."
         yield spec.finding("PS009", Severity.ERROR, path, message, fix)
     if unit.max_tokens_per_unit is not None and unit.method != "user_wise_dp_sgd":
         message = (

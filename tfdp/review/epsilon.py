@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from tfdp.errors import AccountingError
 from tfdp.findings import Finding, Severity, errors
 from tfdp.review import costs
-from tfdp.review.claim import RELATIVE_SLACK, delta_against_size
+from tfdp.review.claim import RELATIVE_SLACK, delta_against_size, method_protects_unit
 from tfdp.review.sampling import accountable, accountant_models_sampler
 from tfdp.spec import PrivacySpec, Schedule
 from tfdp.spec.numbers import counted, rounded_up, shown, with_article
@@ -59,7 +59,7 @@ def _earned(spec: PrivacySpec, *, calibrated: bool) -> Iterator[Finding]:
             return
         message = f"expected the mechanism to cost at most the claimed {shown(claimed)}, received {cost} {setting}."
         yield spec.finding("PS020", Severity.ERROR, path, message, fix)
-    elif recomputed < (1 - UNUSED) * claimed and not errors(delta_against_size(spec)):
+    elif recomputed < (1 - UNUSED) * claimed and not errors([*delta_against_size(spec), *method_protects_unit(spec)]):
         message = (
             f"expected a claim within {UNUSED:.0%} of what the mechanism costs, received {shown(claimed)} where it "
             f"costs {cost} {setting}: {1 - recomputed / claimed:.0%} of the budget is not used."

@@ -110,12 +110,12 @@ def meant_choice(name: str, word: str) -> str | None:
 
 def explained(name: str, choices: Sequence[str]) -> str:
     """The choices of a field, each with its meaning: "poisson (each unit joins each batch independently)"."""
-    meanings = CHOICES.get(name, {})
-    return "; ".join(f"{choice} ({_inside(meanings[choice])})" if choice in meanings else choice for choice in choices)
+    known = CHOICES.get(name, {})
+    return "; ".join(f"{choice} ({meaning(name, choice)})" if choice in known else choice for choice in choices)
 
 
-def _inside(sentence: str) -> str:
-    """A sentence as it stands in brackets."""
-    first = sentence.split(maxsplit=1)[0]
-    small = first.istitle() and first not in ("Renyi",)
-    return f"{sentence[0].lower()}{sentence[1:]}".removesuffix(".") if small else sentence.removesuffix(".")
+def meaning(name: str, choice: str) -> str:
+    """What a choice means, as it stands in brackets."""
+    sentence = CHOICES[name][choice].removesuffix(".")
+    name_of_a_person = sentence.startswith("Renyi")
+    return sentence if name_of_a_person else f"{sentence[0].lower()}{sentence[1:]}"
