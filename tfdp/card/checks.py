@@ -259,8 +259,7 @@ def _trials(spec: PrivacySpec, inputs: CardInputs) -> Iterator[Finding]:
             f"expected the {stated} trials that the spec calls accounted among the other runs on the data set's "
             f"ledger, received {counted} other runs."
         )
-        said = spec.snippet("tuning.accounted", "false")
-        fix = f"Train the trials under specs with the same budget.ledger, or write {said}."
+        fix = "Train the trials under specs with the same budget.ledger, or state false as tuning.accounted."
         yield _finding("PS040", "warning", "tuning.accounted", message, fix)
 
 
