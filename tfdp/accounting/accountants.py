@@ -28,6 +28,7 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 from dp_accounting.rdp import rdp_privacy_accountant
 
 from tfdp.accounting.grids import default_grid
+from tfdp.accounting.limits import countable, is_free, is_unbounded
 from tfdp.errors import AccountingError
 
 _Answer = TypeVar("_Answer")
@@ -51,8 +52,6 @@ _RENYI_ERROR = 1e-12
 # More steps than anybody trains for are composed in stages.
 _MOST_AT_ONCE = 200_000
 _STAGE = 1000
-# Below a ten-thousandth of the clip norm the privacy loss is in the tens of millions, and the library breaks down.
-_NO_NOISE = 1e-4
 
 
 def library_version() -> str:
@@ -136,9 +135,10 @@ def epsilon_curve(
     _check_delta(delta)
     steps_list = [_check_steps(steps) for steps in steps_list]
     _require_support(event, accountant, adjacency)
-    if _is_free(event) or not any(steps_list):
+    event = countable(event)
+    if is_free(event) or not any(steps_list):
         return [0.0 for _ in steps_list]
-    if _is_unbounded(event):
+    if is_unbounded(event):
         return [math.inf if steps else 0.0 for steps in steps_list]
     if accountant == "rdp":
         divergences = _renyi_divergences(event, adjacency)
@@ -176,9 +176,10 @@ def delta_curve(
         raise AccountingError(f"Expected a finite epsilon of at least 0. Received: epsilon={wrong[0]}.")
     steps = _check_steps(steps)
     _require_support(event, accountant, adjacency)
-    if steps == 0 or _is_free(event):
+    event = countable(event)
+    if steps == 0 or is_free(event):
         return [0.0 for _ in epsilons]
-    if _is_unbounded(event):
+    if is_unbounded(event):
         return [1.0 for _ in epsilons]
     if accountant == "rdp":
         divergences = _renyi_divergences(event, adjacency)
@@ -220,7 +221,8 @@ def best_renyi_order(
     """
     _check_delta(delta)
     _require_support(event, "rdp", adjacency)
-    if _is_free(event) or _is_unbounded(event) or not _check_steps(steps):
+    event = countable(event)
+    if is_free(event) or is_unbounded(event) or not _check_steps(steps):
         return None
     return _renyi_divergences(event, adjacency).order(steps, delta)
 
@@ -256,21 +258,6 @@ def _require_support(event: dp_accounting.DpEvent, accountant: str, adjacency: s
             "Expected an accountant that models the sampler under the stated adjacency. "
             f"Received: accountant={accountant!r}, adjacency={adjacency!r}, event={type(event).__name__}: {reason}."
         )
-
-
-def _is_free(event: dp_accounting.DpEvent) -> bool:
-    return isinstance(event, dp_event.NoOpDpEvent)
-
-
-def _is_unbounded(event: dp_accounting.DpEvent) -> bool:
-    """Whether the event releases something without any noise, or with so little that no bound is worth stating."""
-    if isinstance(event, dp_event.PoissonSampledDpEvent):
-        return _is_unbounded(event.event)
-    if isinstance(event, dp_event.MixtureOfGaussiansDpEvent):
-        return event.standard_deviation < _NO_NOISE * max(event.sensitivities)
-    if isinstance(event, dp_event.GaussianDpEvent | dp_event.TruncatedSubsampledGaussianDpEvent):
-        return event.noise_multiplier < _NO_NOISE
-    return isinstance(event, dp_event.NonPrivateDpEvent)
 
 
 def _delta_error(steps: int) -> float:

@@ -23,13 +23,12 @@ from tfdp.accounting.accountants import (
     _composed_pld,
     _delta_error,
     _guarded,
-    _is_free,
-    _is_unbounded,
     _renyi_divergences,
     _without_order_warnings,
     supports,
 )
 from tfdp.accounting.grids import default_grid
+from tfdp.accounting.limits import countable, is_free, is_unbounded
 from tfdp.errors import AccountingError
 
 Run = tuple[dp_accounting.DpEvent, int]
@@ -84,7 +83,8 @@ def composed_epsilon(
     _check_delta(delta)
     steps: dict[dp_accounting.DpEvent, int] = {}
     for event, count in runs:
-        if _check_steps(count) and not _is_free(event):
+        if _check_steps(count) and not is_free(event):
+            event = countable(event)
             steps[event] = steps.get(event, 0) + count
     events = [*steps, *(selection.repeated for selection in selections)]
     chosen = next((name for name in ("pld", "rdp") if all(supports(event, name, adjacency) for event in events)), None)
@@ -96,7 +96,7 @@ def composed_epsilon(
         )
     if not events:
         return 0.0, chosen
-    if any(_is_unbounded(event) for event in (*steps, *(selection.event for selection in selections))):
+    if any(is_unbounded(event) for event in (*steps, *(selection.event for selection in selections))):
         return math.inf, chosen
     if selections:
         return _with_selections(steps, selections, delta, adjacency), chosen
