@@ -14,6 +14,7 @@ Path = tuple[str | int, ...]
 MAX_CHARACTERS = 1 << 17
 MAX_VALUES = 10_000
 MAX_DEPTH = 32
+MAX_DOCUMENTS = 100
 START = "Write a first one with tfdp init, which asks a few questions."
 
 
@@ -107,11 +108,11 @@ def too_deep(line: int | None = None, column: int | None = None) -> NoReturn:
     )
 
 
-def too_many(line: int, column: int) -> NoReturn:
-    """Refuses what is too long to be a spec."""
+def too_many(what: str, most: int, line: int, column: int) -> NoReturn:
+    """Refuses what is too long to be a spec, or specs."""
     raise ReadingError(
         "PS000",
-        f"expected at most {MAX_VALUES} values, received more.",
+        f"expected at most {most} {what}, received more.",
         "Is this the right file? A spec is about a page long.",
         line=line,
         column=column,

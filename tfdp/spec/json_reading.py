@@ -69,7 +69,7 @@ class _JsonDocument:
             too_deep(*self._place(at))
         self._values += 1
         if self._values > MAX_VALUES:
-            too_many(*self._place(at))
+            too_many("values", MAX_VALUES, *self._place(at))
         opening = self._text[at : at + 1]
         if opening == "{":
             return self._object(at, path)

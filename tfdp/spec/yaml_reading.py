@@ -16,6 +16,7 @@ from ruamel.yaml.reader import ReaderError
 from tfdp.spec import hints
 from tfdp.spec.documents import (
     MAX_DEPTH,
+    MAX_DOCUMENTS,
     MAX_VALUES,
     START,
     Document,
@@ -106,6 +107,8 @@ def _check_size(text: str) -> list[int | None]:
     for event in YAML(typ="safe", pure=True).parse(text):
         if isinstance(event, DocumentStartEvent):
             separators.append(event.start_mark.line + 1 if event.explicit else None)
+            if len(separators) > MAX_DOCUMENTS:
+                too_many("documents", MAX_DOCUMENTS, event.start_mark.line + 1, event.start_mark.column + 1)
         depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
         values += isinstance(event, NodeEvent)
         anchor = None if isinstance(event, AliasEvent) else getattr(event, "anchor", None)
@@ -118,7 +121,7 @@ def _check_size(text: str) -> list[int | None]:
         if depth > MAX_DEPTH:
             too_deep(event.start_mark.line + 1, event.start_mark.column + 1)
         if values > MAX_VALUES:
-            too_many(event.start_mark.line + 1, event.start_mark.column + 1)
+            too_many("values", MAX_VALUES, event.start_mark.line + 1, event.start_mark.column + 1)
     return separators
 
 
