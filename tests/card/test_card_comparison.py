@@ -58,6 +58,13 @@ def test_verdicts(card):
         assert compare_cards(card, changed(card, **changes)).verdict == verdict, changes
 
 
+@pytest.mark.parametrize(("adjacency", "verdict"), [("add_or_remove_one", "weaker"), ("replace_one", "unchanged")])
+def test_a_size_is_published(card, adjacency, verdict):
+    old = changed(card, data__size_is_public=False, claim__adjacency=adjacency)
+    assert compare_cards(old, changed(old, data__size_is_public=True)).verdict == verdict
+    assert compare_cards(changed(old, data__size_is_public=True), old).verdict == "unchanged"
+
+
 def test_the_same_card(card):
     assert compare_cards(card, card).changes == ()
 
