@@ -2,7 +2,7 @@
 
 | `rng`    | bits from `tfdp.entropy`                                      | for                              |
 |----------|---------------------------------------------------------------|----------------------------------|
-| "csprng" | ChaCha20, keyed by `os.urandom` anew for every 65,536 values   | private training (the default)   |
+| "csprng" | ChaCha20, keyed by `os.urandom` anew for every 131,072 values | private training (the default)   |
 | "prng"   | Philox, keyed by (seed, step, variable)                       | tests only; a card must name it: |
 |          |                                                               | its noise is not secret          |
 
@@ -29,8 +29,8 @@ import numpy.typing as npt
 from tfdp.entropy import WordBuffer, seeded_generator
 from tfdp.errors import MisuseError
 
-# Values per piece of work: its arrays stay in a processor's cache, and calling into numpy costs little beside it.
-_CHUNK = 65_536
+# Values per piece of work: its arrays stay in a processor's cache, and taking turns at the GIL costs little beside it.
+_CHUNK = 131_072
 _MAX_THREADS = 8
 
 # Outside of this, float32 would round noise to zero or to infinity.
