@@ -36,6 +36,7 @@ _FLOORS = {
     "admission": 6,
     "evaluation": 6,
     "callback": 7,
+    "microbatches": 7,
     "card": 7,
     "comparison": 8,
     "workflow": 8,

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tfdp.gradients import clipped_gradients
     from tfdp.inspection import explain, verify
     from tfdp.ledger import Ledger, read_ledger
+    from tfdp.microbatches import time_microbatches
     from tfdp.models import check_model
     from tfdp.optimizer import dp_optimizer
     from tfdp.plan import Plan, make_plan
@@ -31,6 +32,7 @@ _HOMES: dict[str, str | None] = {
     "Plan": "tfdp.plan",
     "make_plan": "tfdp.plan",
     "poisson_batches": "tfdp.sampling.batches",
+    "time_microbatches": "tfdp.microbatches",
     "dp_optimizer": "tfdp.optimizer",
     "PrivacyCallback": "tfdp.callback",
     "clipped_gradients": "tfdp.gradients",
@@ -51,6 +53,7 @@ __all__ = [
     "Plan",
     "make_plan",
     "poisson_batches",
+    "time_microbatches",
     "dp_optimizer",
     "PrivacyCallback",
     "clipped_gradients",

@@ -37,7 +37,7 @@ from tfdp.plan import Plan
 from tfdp.resume import FitInterrupts, ResumableRun
 from tfdp.sampling.partition import check_remembered_units, remember_units
 from tfdp.spec.numbers import rounded_up, shown
-from tfdp.training import PrivateTrainStep
+from tfdp.training import PrivateTrainStep, is_compiled
 
 # A fit that ended by an exception told no callback. Whoever comes next, for the same model or the same ledger, ends it.
 _active: weakref.WeakSet[PrivacyCallback] = weakref.WeakSet()
@@ -89,12 +89,10 @@ class PrivacyCallback(keras.callbacks.Callback):
         if not isinstance(plan, Plan):
             raise MisuseError(f"Expected a plan from tfdp.make_plan. Received: {type(plan).__name__}.")
         sums_function(method, hybrid)
-        if jit_compile not in (True, False, "auto"):
-            raise MisuseError(f'Expected jit_compile to be True, False or "auto". Received: {jit_compile!r}.')
         self.plan = plan
         self.ledger_path = os.fspath(ledger)
         self._method, self._hybrid = method, hybrid
-        self._jit_compile = bool(tf.config.list_physical_devices("GPU")) if jit_compile == "auto" else bool(jit_compile)
+        self._jit_compile = is_compiled(jit_compile)
         prng_seed = system_bits(63) if plan.seed is None else plan.seed
         self._noise = GaussianNoise(plan.rng, prng_seed if plan.rng == "prng" else None)
         self._ledger: Ledger | None = None

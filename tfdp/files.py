@@ -1,4 +1,4 @@
-"""Files that are either wholly the old content or wholly the new one, and their digests."""
+"""Files that are either wholly the old content or wholly the new one, their digests, and the user's folders."""
 
 from __future__ import annotations
 
@@ -78,6 +78,17 @@ def fsync_directory(directory: str | os.PathLike[str]) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def user_folder(variable: str, fallback: str) -> Path | None:
+    """What an XDG variable names, or a folder in the user's home; None where there is no home."""
+    given = os.environ.get(variable, "")
+    if os.path.isabs(given):  # the XDG rules: anything else is ignored
+        return Path(given)
+    try:
+        return Path.home() / fallback
+    except RuntimeError:
+        return None
 
 
 def sha256_bytes(content: bytes) -> str:

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import json
 import math
-from typing import Any
+from typing import Any, Literal
 
 import dp_accounting
 
@@ -42,7 +42,8 @@ class Plan:
         clip_norm: C; one unit moves the sum of gradients by at most this much.
         noise_multiplier: sigma; the noise has standard deviation `noise_stddev` = sigma * C.
         target_epsilon: the claim, which `epsilon(steps)` does not exceed.
-        microbatch_size: units per forward pass, None for the caller's choice; no effect on privacy.
+        microbatch_size: units per forward pass, None for the caller's choice, "auto" for `tfdp.time_microbatches`; no
+            effect on privacy.
         records_per_unit: the most records that are averaged and clipped together as one unit.
         group_size: the most records of one unit that are sampled and clipped on their own (group privacy); the event
             covers all of them at once. At most one of the two is above 1.
@@ -70,7 +71,7 @@ class Plan:
     accountant: str
     target_epsilon: float
     delta: float
-    microbatch_size: int | None
+    microbatch_size: int | Literal["auto"] | None
     records_per_unit: int
     group_size: int
     rng: str

@@ -147,8 +147,8 @@ class PrivateTrainStep:
         _, sums = tf.while_loop(lambda index, _: index < count, body, (tf.constant(1), first), parallel_iterations=1)
         gradients = self._noise.tensors(sums, plan.noise_stddev, plan.expected_batch_size, step)
         gradients = _with_regularisation(gradients, variables)
-        # Weight decay and counters do not read the gradients, and have to wait for the refusals as well. They are of one
-        # operation: an edge from each of them to every operation of the optimizer is 1% of a step.
+        # Weight decay and counters do not read the gradients, and have to wait for the refusals as well. One gradient
+        # is enough, they are of one operation: an edge from each to all of the optimizer's operations is 1% of a step.
         with tf.control_dependencies(gradients[:1]):
             model.optimizer.apply_private(NoisyGradients(gradients, variables, plan.digest))
         return model.get_metrics_result()
@@ -243,6 +243,17 @@ class PrivateTrainStep:
                 used = tf.reshape(unit_weight[:, None] * record_weight > 0, [-1])
                 x, y, sample_weight, y_pred = _map(lambda leaf: tf.boolean_mask(leaf, used), (*part, y_pred))
             self._model.compute_metrics(x, y, y_pred, sample_weight)
+
+
+def is_compiled(jit_compile: bool | str) -> bool:
+    """Whether microbatches are compiled with XLA; "auto": where TensorFlow sees a GPU.
+
+    Raises:
+        MisuseError: none of True, False and "auto".
+    """
+    if jit_compile not in (True, False, "auto"):
+        raise MisuseError(f'Expected jit_compile to be True, False or "auto". Received: {jit_compile!r}.')
+    return bool(tf.config.list_physical_devices("GPU")) if jit_compile == "auto" else bool(jit_compile)
 
 
 def _give_free_memory_back() -> None:

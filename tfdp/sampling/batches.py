@@ -12,7 +12,7 @@ import itertools
 import math
 import os
 from collections.abc import Callable
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, Literal, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
@@ -74,7 +74,7 @@ class SamplingPlan(UnitPlan, Protocol):
     @property
     def truncated_batch_size(self) -> int | None: ...
     @property
-    def microbatch_size(self) -> int | None: ...
+    def microbatch_size(self) -> int | Literal["auto"] | None: ...
     @property
     def expected_batch_size(self) -> float: ...
     @property
@@ -258,9 +258,14 @@ def _refuse_ids(plan: SamplingPlan, unit_ids: Any) -> None:
         )
 
 
-def _choose_microbatch_size(plan: SamplingPlan, size: int | None) -> int:
+def _choose_microbatch_size(plan: SamplingPlan, size: int | Literal["auto"] | None) -> int:
     """m, from public numbers alone."""
     size = plan.microbatch_size if size is None else size
+    if size == "auto":
+        raise DataError(
+            'Expected a number of units. Received: the microbatch size "auto". Let tfdp.time_microbatches(model, '
+            "records, plan) find it: poisson_batches(records, plan, microbatch_size=times.fastest)."
+        )
     if size is None:
         expected = math.ceil(plan.expected_batch_size)
         most = max(1, _DEFAULT_MICROBATCH_SIZE // plan.records_per_unit)

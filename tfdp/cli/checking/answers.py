@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdp import __version__
-from tfdp.files import atomic_write_bytes, sha256_bytes, sha256_text
+from tfdp.files import atomic_write_bytes, sha256_bytes, sha256_text, user_folder
 
 _LIBRARIES = ("dp-accounting", "numpy", "scipy")
 _KEY_BYTES = 32
@@ -38,7 +38,7 @@ class KeptAnswers:
     @classmethod
     def of_the_user(cls) -> KeptAnswers | None:
         """The cache of this user, or None where there can be none."""
-        cache, state = _base("XDG_CACHE_HOME", ".cache"), _base("XDG_STATE_HOME", ".local/state")
+        cache, state = user_folder("XDG_CACHE_HOME", ".cache"), user_folder("XDG_STATE_HOME", ".local/state")
         if cache is None or state is None:
             return None
         try:
@@ -72,16 +72,6 @@ class KeptAnswers:
 
     def _seal(self, name: str, content: str) -> str:
         return hmac.new(self._key, f"{name}\n{content}".encode(), hashlib.sha256).hexdigest()
-
-
-def _base(variable: str, fallback: str) -> Path | None:
-    given = os.environ.get(variable, "")
-    if os.path.isabs(given):  # the XDG rules: anything else is ignored
-        return Path(given)
-    try:
-        return Path.home() / fallback
-    except RuntimeError:
-        return None
 
 
 def _key(path: Path) -> bytes:

@@ -1,0 +1,96 @@
+"""The search for the fastest microbatch: against trying every size, and without a look at the records."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+
+import tfdp
+from tfdp import microbatches
+from tfdp.errors import MisuseError
+from tfdp.microbatches import Timing, _search
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "tfdp" / "microbatches.json"
+
+
+def model():
+    network = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3)])
+    network.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return network
+
+
+class Records:
+    """Counts how often a record is read."""
+
+    def __init__(self, count):
+        self._count = count
+        self.read = 0
+
+    def __len__(self):
+        return self._count
+
+    def __getitem__(self, index):
+        self.read += 1
+        return np.full(5, np.nan, np.float32), np.int32(0)
+
+
+@pytest.mark.parametrize("fixed", [0.0, 1.0, 40.0])  # the cost of a call beside that of its units
+@pytest.mark.parametrize("cache_ends", [2, 16, 100])  # from here a unit costs three times as much
+@pytest.mark.parametrize("largest", [1, 7, 16, 300])
+def test_search_finds_what_trying_all_finds(fixed, cache_ends, largest):
+    def timing(size):
+        seconds = fixed + size * (1 if size <= cache_ends else 3)
+        return Timing(size, 0.0, seconds, seconds * (256 / size + (size > 1) / 2))
+
+    found = min(_search(timing, largest), key=lambda each: each.batch)
+    tried = [timing(min(16, largest) * 2**power) for power in range(-4, 7) if power >= 0] + [
+        timing(min(16, largest) // 2**power) for power in range(1, 5) if min(16, largest) // 2**power
+    ]
+    best = min(each.batch for each in tried if each.size <= largest)
+    assert found.batch <= best / microbatches._FASTER
+    assert found.size <= largest
+
+
+@pytest.mark.parametrize("fits", [0, 1, 5, 40])
+def test_search_where_memory_ends(fits):
+    found = _search(lambda size: Timing(size, 0.0, 1.0, 256 - size) if size <= fits else None, 256)
+    sizes = [each.size for each in found]
+    assert sizes == {0: [], 1: [1], 5: [1, 2, 4], 40: [1, 2, 4, 8, 16, 32]}[fits]
+
+
+def test_nothing_but_shapes_is_read(plan_of):
+    records = Records(40)
+    times = tfdp.time_microbatches(model(), records, plan_of(num_units=40, batch=20))
+    assert records.read <= 1  # its template
+    assert {each.size for each in times.timings} & {16, 8}
+    assert all(each.seconds > 0 and each.first > 0 for each in times.timings)
+    assert times.fastest in {each.size for each in times.timings}
+    assert str(times).count("\n") == 1 + len(times.timings)
+
+
+def test_what_was_found_is_remembered_for_the_same_question(plan_of, monkeypatch, cache):
+    plan, records = plan_of(num_units=40, batch=20), Records(40)
+    network = model()
+    first = tfdp.time_microbatches(network, records, plan)
+    assert not first.remembered
+    calls = []
+    monkeypatch.setattr(microbatches, "_seconds", lambda microbatch: calls.append(1) or 1.0)
+    again = tfdp.time_microbatches(network, records, plan)
+    assert (again.timings, again.remembered, calls) == (first.timings, True, [])
+    assert not tfdp.time_microbatches(network, records, plan, method="vectorized").remembered
+    assert not tfdp.time_microbatches(network, records, plan_of(num_units=40, batch=30)).remembered
+    assert tfdp.time_microbatches(network, records, plan, method="vectorized").remembered
+    cache.write_text("{")
+    assert not tfdp.time_microbatches(network, records, plan).remembered
+    assert tfdp.time_microbatches(network, records, plan).remembered
+
+
+def test_a_model_without_a_loss_is_refused(plan_of):
+    network = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3)])
+    with pytest.raises(MisuseError, match=r"Expected a compiled model.*Call model\.compile first"):
+        tfdp.time_microbatches(network, Records(40), plan_of(num_units=40, batch=20))

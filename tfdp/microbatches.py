@@ -1,0 +1,246 @@
+"""How many units one forward pass should hold: timed on made-up data, and remembered for this model and machine.
+
+The size changes neither what is computed nor what is private: nothing but shapes is read of the records.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdp import __version__
+from tfdp.errors import MisuseError
+from tfdp.files import atomic_write_text, user_folder
+from tfdp.gradients import sums_function
+from tfdp.plan import Plan
+from tfdp.sampling.batches import poisson_batches
+from tfdp.training import is_compiled
+
+_FIRST, _LARGEST = 16, 1024
+_REPEATS = 3
+_SLOWER, _FASTER = 1.25, 0.98  # of the fastest so far: where the search ends
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One microbatch of a size.
+
+    Attributes:
+        size: units.
+        first: seconds of the first call, which traces and, under XLA, compiles.
+        seconds: median of the calls after it.
+        batch: seconds of a batch of the expected size; its last microbatch is half full on average.
+    """
+
+    size: int
+    first: float
+    seconds: float
+    batch: float
+
+
+@dataclass(frozen=True)
+class MicrobatchTimes:
+    """What `time_microbatches` found.
+
+    Attributes:
+        timings: by size; without those that did not fit into memory.
+        remembered: whether they are from an earlier search.
+    """
+
+    timings: tuple[Timing, ...]
+    remembered: bool
+
+    @property
+    def fastest(self) -> int:
+        """The size whose batches are fastest."""
+        return min(self.timings, key=lambda timing: timing.batch).size
+
+    def __str__(self) -> str:
+        lines = ["| units | first call | microbatch | batch |", "|---|---|---|---|"]
+        lines += [f"| {t.size} | {t.first:.1f} s | {t.seconds:.4f} s | {t.batch:.3f} s |" for t in self.timings]
+        return "\n".join(lines)
+
+
+def time_microbatches(
+    model: Any,
+    records: Any,
+    plan: Plan,
+    *,
+    batch_options: Mapping[str, Any] | None = None,
+    method: str = "bookkeeping",
+    hybrid: bool = False,
+    jit_compile: bool | str = "auto",
+    remember: bool = True,
+) -> MicrobatchTimes:
+    """Times clipped gradients of microbatches of 16 units, of fewer, and of more while that is faster.
+
+        times = tfdp.time_microbatches(model, records, plan)
+        batches = tfdp.poisson_batches(records, plan, microbatch_size=times.fastest)
+
+    Args:
+        model: built and compiled.
+        records: as for `poisson_batches`; their shapes are read, and nothing else.
+        plan: the plan, for its clip norm, its expected batch size and its unit.
+        batch_options: more arguments of `poisson_batches`.
+        method, hybrid, jit_compile: as for `PrivacyCallback`.
+        remember: read and write what was found in `$XDG_CACHE_HOME/tfdp/microbatches.json`, by model, shapes, machine
+            and versions.
+
+    Returns:
+        Times of every size that was tried.
+
+    Raises:
+        MisuseError: `model` is not compiled, or a single unit does not fit into memory.
+        GradientError, UnsupportedLayerError: its clipped gradients cannot be computed.
+    """
+    if not getattr(model, "compiled", False):
+        raise MisuseError(
+            "Expected a compiled model: its loss is what is timed. Received: one that is not. Call model.compile first."
+        )
+    spec = poisson_batches(records, plan, **{**(batch_options or {}), "microbatch_size": 1}).element_spec
+    compiled = is_compiled(jit_compile)
+    sums = sums_function(method, hybrid)
+    key = _key(model, spec, plan, [method, hybrid, compiled])
+    kept = _read(key) if remember else None
+    if kept is not None:
+        return MicrobatchTimes(kept, True)
+
+    def timing(size: int) -> Timing | None:
+        part = _made_up(spec, size)
+
+        @tf.function(autograph=False, jit_compile=compiled)
+        def microbatch() -> Any:
+            leaves = (part.get("x"), part.get("y"), part.get("sample_weight"), part["unit_weight"])
+            return sums(model, *leaves, plan.clip_norm, part.get("record_weight"))[0]
+
+        try:
+            first, *others = [_seconds(microbatch) for _ in range(1 + _REPEATS)]
+        except tf.errors.ResourceExhaustedError:
+            return None
+        seconds = statistics.median(others)
+        return Timing(size, first, seconds, seconds * (plan.expected_batch_size / size + (size > 1) / 2))
+
+    timings = _search(timing, max(1, min(_LARGEST, int(plan.truncated_batch_size or plan.expected_batch_size))))
+    if not timings:
+        raise MisuseError(
+            "Expected one unit to fit into memory. Received: an error that it does not. Shorten the records "
+            "(sequence_length), train fewer weights (LoRA), or take a smaller model."
+        )
+    if remember:
+        _write(key, timings)
+    return MicrobatchTimes(timings, False)
+
+
+def _search(timing: Callable[[int], Timing | None], largest: int) -> tuple[Timing, ...]:
+    """Halves the size until that is clearly slower; then doubles it while it is faster, which memory pays for."""
+    found: dict[int, Timing] = {}
+
+    def ratio(size: int) -> float:
+        """Of the batch to the fastest so far."""
+        new = timing(size)
+        if new is None:
+            return math.inf
+        best = min((old.batch for old in found.values()), default=new.batch)
+        found[size] = new
+        return new.batch / best
+
+    start = size = min(_FIRST, largest)
+    while size and (ratio(size) < _SLOWER or not found):
+        size //= 2
+    size = 2 * start
+    while start in found and size <= largest and ratio(size) < _FASTER:
+        size *= 2
+    return tuple(found[size] for size in sorted(found))
+
+
+def _seconds(microbatch: Callable[[], Any]) -> float:
+    begin = time.perf_counter()
+    for leaf in microbatch()[:1]:
+        leaf.numpy()
+    return time.perf_counter() - begin
+
+
+def _made_up(spec: Any, size: int) -> dict[str, Any]:
+    """A full microbatch of numbers that have nothing to do with the records; leaves [size * records, ...]."""
+    generator = np.random.default_rng(0)
+    records = 2 if "record_weight" in spec else 1
+
+    def leaf(each: Any) -> Any:
+        shape = [size, *each.shape[2:]]
+        if records == 2:
+            shape = [shape[0] * shape[1], *shape[2:]]
+        values = generator.normal(size=shape) if each.dtype.is_floating else generator.integers(0, 2, shape)
+        return tf.constant(values, each.dtype)
+
+    part = {name: tf.nest.map_structure(leaf, spec[name]) for name in ("x", "y") if name in spec}
+    if "sample_weight" in spec:
+        part["sample_weight"] = tf.nest.map_structure(lambda each: tf.ones_like(leaf(each)), spec["sample_weight"])
+    part["unit_weight"] = tf.ones([size])
+    if "record_weight" in spec:
+        part["record_weight"] = tf.ones([size, spec["record_weight"].shape[2]])
+    return part
+
+
+def _key(model: Any, spec: Any, plan: Plan, how: list[Any]) -> str:
+    trained = {id(variable) for variable in model.trainable_variables}
+    known = [
+        type(model).__name__,
+        str(model.loss),
+        [(v.path, list(v.shape), str(v.dtype), id(v) in trained) for v in model.variables],
+        [str(leaf) for leaf in tf.nest.flatten({name: spec[name] for name in spec if name != "tfdp"})],
+        plan.expected_batch_size,
+        plan.truncated_batch_size,
+        how,
+        [device.device_type for device in tf.config.list_physical_devices()],
+        os.cpu_count(),
+        [__version__, tf.__version__, keras.__version__],
+    ]
+    return hashlib.sha256(json.dumps(known).encode()).hexdigest()
+
+
+def _file() -> Path | None:
+    base = user_folder("XDG_CACHE_HOME", ".cache")
+    return None if base is None else base / "tfdp" / "microbatches.json"
+
+
+def _known() -> dict[str, Any]:
+    """Everything that is remembered; nothing, where the file cannot be read: a search finds it again."""
+    file = _file()
+    if file is None:
+        return {}
+    try:
+        known = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+def _read(key: str) -> tuple[Timing, ...] | None:
+    try:
+        timings = tuple(Timing(int(size), *map(float, others)) for size, *others in _known()[key])
+    except (KeyError, TypeError, ValueError):
+        return None
+    return timings if timings and all(timing.size >= 1 for timing in timings) else None
+
+
+def _write(key: str, timings: tuple[Timing, ...]) -> None:
+    file = _file()
+    if file is None:
+        return
+    with contextlib.suppress(OSError):  # a cache
+        file.parent.mkdir(parents=True, exist_ok=True)
+        entry = {key: [[t.size, t.first, t.seconds, t.batch] for t in timings]}
+        atomic_write_text(file, json.dumps({**_known(), **entry}))
