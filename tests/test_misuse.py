@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import os
 import pathlib
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 
 import tfdp
+from tfdp import accounting
 from tfdp.errors import LedgerError, MisuseError, PlanError, TfdpError
 from tfdp.sampling.batches import poisson_batches
 
@@ -201,6 +203,22 @@ class TestBetweenPlanAndFit:
         for one, other in zip(model.get_weights(), before, strict=True):
             np.testing.assert_array_equal(one, other)
         assert not (tmp_path / "l").exists()
+
+    def test_a_plan_with_less_noise_than_it_was_calibrated_to(self, plan_of, tmp_path):
+        """Noise and event exchanged together contradict neither each other nor a spec that leaves the noise open."""
+        spec = plan_of(steps=7).spec.to_dict()
+        spec["mechanism"]["noise_multiplier"], spec["claim"]["epsilon"] = None, 3.0
+        plan = tfdp.make_plan(tfdp.PrivacySpec.from_text(json.dumps(spec), format="json"))
+        event = accounting.step_event(
+            scheme="poisson", sampling_probability=0.5, noise_multiplier=0.4, num_units=plan.num_units
+        )
+        less = dataclasses.replace(plan, noise_multiplier=0.4, step_event=event)
+        model = network(less)
+        with pytest.raises(
+            PlanError, match=r"Expected 7 steps to cost at most epsilon 3\. Received: .* 0\.4, which cost"
+        ):
+            fit(model, less, tmp_path / "ledger")
+        assert not (tmp_path / "ledger").exists()
 
 
 class TestCopies:

@@ -8,12 +8,13 @@ from typing import Any
 
 from tfdp import keras_private
 from tfdp.entropy import system_bits
-from tfdp.errors import MisuseError, UnsupportedLayerError
+from tfdp.errors import MisuseError, PlanError, UnsupportedLayerError
 from tfdp.findings import errors
 from tfdp.ledger import Ledger
 from tfdp.models import check_model, layers_without_rule
 from tfdp.optimizer import PrivateUpdates, refuse_strategy
 from tfdp.plan import Plan
+from tfdp.review import RELATIVE_SLACK
 
 
 def check_plan(plan: Plan) -> None:
@@ -21,12 +22,17 @@ def check_plan(plan: Plan) -> None:
 
     Raises:
         MisuseError: a field was changed behind the back of the frozen class.
-        PlanError: its fields contradict each other.
+        PlanError: its fields contradict each other or the spec, or its noise does not keep the claim.
     """
     if dataclasses.replace(plan).digest != plan.digest:
         raise MisuseError(
             f"Expected the plan with the digest {plan.digest[:12]}. Received: one that was changed since. Change the "
             "spec, and make a new plan for batches, optimizer and callback."
+        )
+    if not plan.epsilon(plan.steps) <= plan.target_epsilon * (1 + RELATIVE_SLACK):
+        raise PlanError(
+            f"Expected {plan.steps} steps to cost at most epsilon {plan.target_epsilon:g}. Received: a plan with noise "
+            f"multiplier {plan.noise_multiplier:g}, which cost {plan.epsilon(plan.steps):.4g}. Use make_plan."
         )
 
 

@@ -108,6 +108,13 @@ class Plan:
             )
         if self.spec_digest != self.spec.digest:
             raise PlanError("Expected spec_digest to be the digest of spec. Received another one. Use make_plan.")
+        for name, stated in _stated(self.spec).items():
+            if getattr(self, name) != stated:
+                raise PlanError(
+                    f"Expected {name}={stated!r}, as the spec says. Received: {name}={getattr(self, name)!r}. "
+                    "Change the spec, have it reviewed, and make a new plan with make_plan."
+                )
+        _check_seed(self.spec, self.seed)
 
     @property
     def population(self) -> int:
@@ -215,13 +222,14 @@ def make_plan(spec: PrivacySpec, num_units: int | None = None, *, seed: int | No
         lines = "\n  ".join(str(finding) for finding in blocking)
         raise PlanError(f"Expected a spec that passes review. Received one with {count}:\n  {lines}", blocking)
     schedule, claim, mechanism = spec.schedule, spec.claim, spec.mechanism
-    sampler: dict[str, Any] = {
+    records_per_unit, group_size = _records_of_a_unit(spec)
+    sampled: dict[str, Any] = {
         "scheme": spec.sampling.scheme,
         "sampling_probability": schedule.sampling_probability,
         "truncated_batch_size": spec.sampling.truncated_batch_size,
+        "num_units": schedule.population,
+        "records_per_unit": group_size,
     }
-    records_per_unit, group_size = _records_of_a_unit(spec)
-    sampled = {**sampler, "num_units": schedule.population, "records_per_unit": group_size}
     sigma = mechanism.noise_multiplier
     if sigma is None:
         sigma = accounting.calibrate_noise_multiplier(
@@ -234,25 +242,16 @@ def make_plan(spec: PrivacySpec, num_units: int | None = None, *, seed: int | No
         ).noise_multiplier
     steps_per_epoch = min(schedule.steps, max(1, round(1 / schedule.sampling_probability)))
     plan = Plan(
-        **sampler,
-        num_units=spec.data.num_units,
+        **{"noise_multiplier": sigma, **_stated(spec)},
         num_records=spec.data.num_records if group_size > 1 else None,
         spec=spec,
         spec_digest=spec.digest,
         expected_batch_size=schedule.expected_batch_size,
-        steps=schedule.steps,
         steps_per_epoch=steps_per_epoch,
         epochs=math.ceil(schedule.steps / steps_per_epoch),
-        clip_norm=mechanism.clip_norm,
-        noise_multiplier=sigma,
-        adjacency=claim.adjacency,
-        accountant=spec.accountant.name,
-        target_epsilon=claim.epsilon,
-        delta=claim.delta,
         microbatch_size=spec.sampling.microbatch_size,
         records_per_unit=records_per_unit,
         group_size=group_size,
-        rng=mechanism.rng,
         seed=seed,
         step_event=accounting.step_event(**sampled, noise_multiplier=sigma),
     )
@@ -264,6 +263,25 @@ def make_plan(spec: PrivacySpec, num_units: int | None = None, *, seed: int | No
             "Raise the noise multiplier (null calibrates it), lower the steps, or claim what it costs."
         )
     return plan
+
+
+def _stated(spec: PrivacySpec) -> dict[str, Any]:
+    """The fields of a plan that the spec states."""
+    noise = spec.mechanism.noise_multiplier
+    return {
+        "num_units": spec.data.num_units,
+        "sampling_probability": spec.schedule.sampling_probability,
+        "scheme": spec.sampling.scheme,
+        "truncated_batch_size": spec.sampling.truncated_batch_size,
+        "steps": spec.schedule.steps,
+        "clip_norm": spec.mechanism.clip_norm,
+        "adjacency": spec.claim.adjacency,
+        "accountant": spec.accountant.name,
+        "target_epsilon": spec.claim.epsilon,
+        "delta": spec.claim.delta,
+        "rng": spec.mechanism.rng,
+        **({} if noise is None else {"noise_multiplier": noise}),
+    }
 
 
 def _check_size(spec: PrivacySpec, num_units: int | None) -> None:
