@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import textwrap
 from pathlib import Path
 
@@ -59,6 +60,14 @@ def plan_of():
         return _plan(num_units, batch, steps, noise, clip, rng, seed, more)
 
     return make
+
+
+@pytest.fixture
+def control_c():
+    """Python's own handling of SIGINT; a shell lets what it starts in the background ignore the signal."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

@@ -385,7 +385,7 @@ class TestLeavesNothingBehind:
         assert tfdp.read_ledger(path).steps == 2
         assert int(model.optimizer.iterations) == 1
 
-    def test_an_interrupt_in_the_middle_of_a_fit(self, plan_of, path):
+    def test_an_interrupt_in_the_middle_of_a_fit(self, plan_of, path, control_c):
         """A real signal while steps run: every executed step is on the ledger, and the next fit goes on."""
         plan = plan_of(steps=5000)
         model = compiled(network(), plan)

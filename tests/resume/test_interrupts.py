@@ -19,18 +19,13 @@ from tfdp.ledger import read_ledger
 from tfdp.resume import FitInterrupts, read_checkpoint
 from tfdp.sampling.batches import poisson_batches
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+    pytest.mark.usefixtures("control_c"),
+]
 
 X = np.ones((12, 4), np.float32)
 Y = np.arange(12) % 2
-
-
-@pytest.fixture(autouse=True)
-def heard():
-    """A shell lets what it starts in the background ignore the signal."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

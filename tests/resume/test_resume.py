@@ -447,14 +447,8 @@ class TestWriting:
         assert not any(np.array_equal(one, other) for one, other in zip(found[0][2:], found[1][2:], strict=True))
 
 
+@pytest.mark.usefixtures("control_c")
 class TestInterrupt:
-    @pytest.fixture(autouse=True)
-    def heard(self):
-        """A shell lets what it starts in the background ignore the signal."""
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)
-        yield
-        signal.signal(signal.SIGINT, before)
-
     def test_control_c_finishes_the_step_and_leaves_all_of_it(self, plan_of, tmp_path, new_process):
         """A real signal while steps run: checkpoint and ledger have every update, and the rest is trained later."""
         plan = plan_of(steps=5000)
