@@ -53,6 +53,7 @@ class PrivacyCallback(keras.callbacks.Callback):
 
     The progress bar and the History get `epsilon`: an upper bound on what the steps so far have cost, at the plan's
     delta, all fits on this ledger together. Every other value there is exact on private data and not covered by it.
+    Ctrl-C ends the fit after its step, with ledger and checkpoint complete; a second one ends it at once.
 
     Args:
         plan: from `tfdp.make_plan`; the same as in `poisson_batches` and `dp_optimizer`.

@@ -1,4 +1,4 @@
-"""Going on after an interruption: checkpoints, the place in the run, and an interrupt that waits for the step.
+"""Going on after an interruption: checkpoints, the place in the run, and Ctrl-C that is heard between two steps.
 
 | after an interruption       | what holds                                                                             |
 |-----------------------------|----------------------------------------------------------------------------------------|
