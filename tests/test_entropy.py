@@ -16,7 +16,8 @@ _PACKAGE = pathlib.Path(__file__).parents[1] / "tfdp"
 # What else may draw, and why. Everything here is repeatable on purpose or has nothing to do with a unit's data.
 _ALLOWED = {
     "models.py": {"np.random.default_rng(0)"},  # made-up records, on which a model is tried out
-    "evaluation.py": {"np.random.default_rng(seed)"},  # a bootstrap of public results
+    "microbatches.py": {"np.random.default_rng(0)"},  # made-up records, on which steps are timed
+    "evaluation.py": {"np.random.default_rng(seed)"},  # resamples for an interval
     "workflow/language_models.py": {"np.random.default_rng(0)"},  # weights of the small untrained model
     "demo/pretrain.py": {  # how the shipped public model was made
         "keras.utils.set_random_seed(0)",
