@@ -220,7 +220,7 @@ class TestScope:
             ({"kind": "private"}, True, {("PS040", "error")}),
             ({"kind": "private", "accounted": True}, True, {("PS012", "error")}),
             ({"kind": "private"}, False, {("PS040", "warning")}),
-            ({"kind": "private", "accounted": True}, False, set()),
+            ({"kind": "private", "accounted": True}, False, {("PS040", "warning")}),
         ],
     )
     def test_ps040(self, tuning, covered, expected):

@@ -15,7 +15,7 @@ from tfdp.review import REVIEWERS_RULES, review
 from tfdp.review.catalogue import BASE, CATALOGUE
 from tfdp.review.claim import delta_against_size, duplicates_are_removed, unit_is_complete
 from tfdp.review.pages import entry_text
-from tfdp.review.sampling import batch_fits_data, numbers_agree
+from tfdp.review.sampling import batch_fits_data, few_batches_are_cut, numbers_agree
 from tfdp.review.waivers import apply_waivers
 from tfdp.spec import PrivacySpec
 
@@ -56,6 +56,17 @@ def test_delta_of_600_units():
     )
 
 
+GROUP = {
+    "claim.privacy_unit": {
+        "kind": "user",
+        "description": "one account",
+        "id_field": "account",
+        "max_records_per_unit": 4,
+        "method": "group_privacy",
+    },
+    "data.num_units": 12000,
+    "data.num_records": 40000,
+}
 TOO_DEAR = [
     {"claim.epsilon": 1.0},
     {"claim.epsilon": 0.3, "sampling.epochs": 3},
@@ -70,7 +81,9 @@ class TestEpsilon:
     def test_the_noise_and_the_claim_that_are_prescribed_pass(self, changes):
         fix = one(changes, "PS020").fix
         sigma = float(re.search(r"noise_multiplier: ([0-9.e-]+),", fix)[1])
-        epsilon = float(re.search(r"claim\.epsilon: ([0-9.e-]+),", fix)[1])
+        epsilon = float(re.search(r"in claim, write epsilon: ([0-9.e-]+),", fix)[1])
+        assert fix.startswith("In mechanism, write noise_multiplier: ")
+        assert "at this delta (null computes it anew)" in fix
         for obeyed in ({"mechanism.noise_multiplier": sigma}, {"claim.epsilon": epsilon}):
             found = review(spec_of(changes | obeyed))
             assert not [finding for finding in found if finding.id in ("PS020", "PS021")]
@@ -108,11 +121,69 @@ class TestSampling:
             "sampling.truncated_batch_size": 320,
         }
         fix = one(changes, "PS011").fix
-        ways = re.findall(r"(\w+\.\w+): (\w+)( \(and delete)?", fix)
+        ways = re.findall(r"[iI]n ([\w.]+), write (\w+): (\w+)( \(and delete)?", fix)
         assert ways
-        for path, value, delete in ways:
-            obeyed = changes | {path: value} | ({"sampling.truncated_batch_size": None} if delete else {})
+        for section, name, value, delete in ways:
+            obeyed = changes | {f"{section}.{name}": value}
+            obeyed |= {"sampling.truncated_batch_size": None} if delete else {}
             assert not [finding for finding in review(spec_of(obeyed)) if finding.id in ("PS011", "PS014", "PS017")]
+
+    @pytest.mark.parametrize(("accountant", "id"), [("pld", "PS011"), ("rdp", "PS017")])
+    def test_replacing_a_unit_of_several_records(self, accountant, id):
+        """What keeps the claim comes first; another adjacency is called another claim; and each way passes."""
+        changes = GROUP | {"claim.adjacency": "replace_one", "accountant.name": accountant}
+        fix = one(changes, id).fix
+        method, adjacency = (
+            fix.index("write method: user_wise_dp_sgd (which keeps replace_one"),
+            fix.index("a weaker claim"),
+        )
+        assert method < adjacency
+        assert "twice epsilon" in fix
+        assert ("In accountant, write name: pld, and beside it: " in fix) == (accountant == "rdp")
+        pld = changes | {"accountant.name": "pld"}
+        user_wise = {"claim.privacy_unit": GROUP["claim.privacy_unit"] | {"method": "user_wise_dp_sgd"}}
+        for obeyed in (user_wise, {"claim.adjacency": "add_or_remove_one"}, {"claim.adjacency": "zero_out"}):
+            assert not {"PS011", "PS017"} & {finding.id for finding in review(spec_of(pld | obeyed))}
+        assert "use adjacency" not in one(changes, id).message
+
+    def test_replacing_a_record_with_rdp(self):
+        fix = one({"claim.adjacency": "replace_one", "accountant.name": "rdp"}, "PS017").fix
+        assert fix.startswith("In accountant, write name: pld, which counts it twice and may need more noise")
+
+    @pytest.mark.parametrize(
+        ("size", "most", "cut"),
+        [(100, 90, True), (400, 300, True), (100, 105, True), (100, 120, False), (100, 150, False), (800, 800, False)],
+    )
+    def test_a_largest_batch_that_cuts_many(self, size, most, cut):
+        """Compared with the exact tail of the binomial distribution; each way out is silent."""
+        from scipy.stats import binom
+
+        changes = {
+            "data.num_units": 800,
+            "claim.delta": 1e-4,
+            "sampling.scheme": "truncated_poisson",
+            "sampling.expected_batch_size": float(size),
+            "sampling.truncated_batch_size": most,
+        }
+        found = list(few_batches_are_cut(spec_of(changes)))
+        exact = binom.sf(most, 800, size / 800)
+        assert bool(found) == cut == (exact > 0.05)
+        if cut:
+            told = int(re.search(r"about (\d+)%", found[0].message)[1]) / 100
+            assert told == pytest.approx(exact, abs=0.02)
+            for name in ("truncated_batch_size", "expected_batch_size"):
+                value = int(re.search(rf"{name}: (\d+)", found[0].fix)[1])
+                assert list(few_batches_are_cut(spec_of(changes | {f"sampling.{name}": value}))) == []
+
+    def test_the_whole_data_as_a_batch(self):
+        changes = {
+            "sampling.expected_batch_size": 70000,
+            "sampling.scheme": "truncated_poisson",
+            "sampling.truncated_batch_size": 512,
+        }
+        (finding,) = batch_fits_data(spec_of(changes))
+        assert "60000 itself puts everything into every batch" in finding.fix
+        assert "truncated_batch_size, 512, has to stay well above it" in finding.fix
 
     def test_both_steps_and_epochs(self):
         finding = one({"sampling.steps": 4000}, "PS014")
@@ -150,7 +221,28 @@ class TestWords:
     def test_articles(self):
         (finding,) = duplicates_are_removed(spec_of({"data.deduplication": "none"}))
         assert "with an example unit" in finding.message
-        assert "half as well" not in finding.message
+        assert "received deduplication none" in finding.message
+        (finding,) = duplicates_are_removed(PrivacySpec.from_text(BASE.replace("  deduplication: exact\n", "")))
+        assert "received no deduplication (none is assumed)" in finding.message
+
+    def test_method_and_number_of_records_together(self):
+        unit = {"kind": "example", "description": "x", "max_records_per_unit": 3, "method": "user_wise_dp_sgd"}
+        finding = one({"claim.privacy_unit": unit}, "PS009")
+        assert finding.message.endswith("received user_wise_dp_sgd with max_records_per_unit 3.")
+        assert finding.fix.startswith("Delete both")
+
+    def test_what_a_method_samples_and_leaves_out(self):
+        unit = GROUP["claim.privacy_unit"] | {"method": "native"}
+        fix = one(GROUP | {"claim.privacy_unit": unit}, "PS009").fix
+        assert (
+            "averaged, and clipped together; expected_batch_size then counts users, and num_records goes unused" in fix
+        )
+        assert "clipped one by one" in fix
+        assert "expected_batch_size counts records" in fix
+        assert fix.endswith("max_records_per_unit: 1, which leaves out the other records of a user.")
+
+    def test_what_is_left_of_the_budget(self):
+        assert "noise_multiplier: null computes the least" in one({"claim.epsilon": 3.0}, "PS021").fix
 
 
 class TestWaivers:
@@ -168,8 +260,42 @@ class TestWaivers:
 
     def test_one_without_an_owner(self):
         (finding,), _ = self.judged(owner=None)
-        assert "owner: Ada Lovelace" in finding.fix
+        assert "owner: <who answers for it>" in finding.fix
         assert "waivers[0]" in finding.fix
+
+    def test_a_finding_whose_waiver_has_ended_says_so(self):
+        spec = spec_of(
+            {
+                "waivers": [{"finding": "PS008", "reason": "r", "owner": "Ada", "expires": "2026-11-30"}],
+                "data.deduplication": "none",
+            }
+        )
+        fixes = {finding.id: finding.fix for finding in apply_waivers(spec, review(spec), TODAY).findings}
+        assert fixes["PS008"].endswith("Its waiver ended on 2026-11-30.")
+        assert "ended on" not in one({"data.deduplication": "none"}, "PS008").fix
+
+    def test_the_one_that_is_offered_for_tuning_is_copied(self):
+        """With an owner, a reason and a day of one's own it excuses the finding."""
+        tuning = {"kind": "private", "trials": 8}
+        fix = one({"tuning": tuning}, "PS040").fix
+        written = re.search(r"waivers: (\[\{.*?\}\])", fix)[1]
+        assert [PrivacySpec.all_from_text(f"{BASE}tuning: {{kind: private}}\nwaivers: {written}\n")[0]] == [[]]
+        mine = {"<why it is acceptable here>": "r", "<who answers for it>": "Ada", "<YYYY-MM-DD>": "2027-01-01"}
+        for placeholder, value in mine.items():
+            written = written.replace(placeholder, value)
+        spec = PrivacySpec.from_text(f"{BASE}tuning: {{kind: private}}\nwaivers: {written}\n")
+        assert apply_waivers(spec, review(spec), TODAY).findings == ()
+        there = {"finding": "PS050", "reason": "r", "owner": "Ada", "expires": "2027-01-01"}
+        assert "add to waivers {finding: PS040," in one({"tuning": tuning, "waivers": [there]}, "PS040").fix
+
+    def test_trials_that_are_called_accounted_need_a_ledger(self):
+        changes = {"tuning": {"kind": "private", "trials": 8, "accounted": True}}
+        finding = one(changes, "PS040")
+        assert "nothing supports it" in finding.message
+        assert "in tuning, write accounted: false" in finding.fix
+        budget = {"dataset_id": "d", "ledger": "budget.jsonl"}
+        assert [f.id for f in review(spec_of(changes | {"budget": budget}))] == []
+        assert [f.id for f in review(spec_of(changes | {"budget": {"dataset_id": "d"}}))] == ["PS040"]
 
     def test_explained_where_possible(self):
         for entry in CATALOGUE.values():

@@ -37,6 +37,7 @@ from tfdp.review.epsilon import (
 from tfdp.review.sampling import (
     accountant_models_sampler,
     batch_fits_data,
+    few_batches_are_cut,
     numbers_agree,
     shuffled_batches,
     size_is_known,
@@ -58,6 +59,7 @@ RULES: tuple[Rule, ...] = (
     claim_is_covered,
     batch_fits_data,
     numbers_agree,
+    few_batches_are_cut,
     size_is_known,
     epsilon_is_earned,
     renyi_order_is_inside,

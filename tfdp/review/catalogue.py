@@ -194,6 +194,14 @@ _ENTRIES: tuple[Entry, ...] = (
         ("spec", "data"),
     ),
     Entry(
+        "PS015",
+        ("warning",),
+        "Many batches are cut to truncated_batch_size.",
+        "A batch that is cut learns from fewer, is divided by the expected number all the same, and costs no less "
+        "privacy for it.",
+        "Write a truncated_batch_size of four standard deviations above the expected size, or expect less.",
+    ),
+    Entry(
         "PS017",
         ("error",),
         "Replacing a unit is accounted as if it moved the sum by the clip norm.",
@@ -293,8 +301,8 @@ _ENTRIES: tuple[Entry, ...] = (
         ("warning", "error"),
         "Tuning on private data is not accounted.",
         "Every trial has read the data, and the choice between them tells about the data. An error where the claim "
-        "says that it covers tuning. A card says so too where the spec calls trials accounted that are not on the "
-        "data set's ledger.",
+        "says that it covers tuning. It is told too where the spec calls trials accounted and names no ledger, or, on "
+        "a card, where they are not on it.",
         "Tune on public data, or account for the trials: train them under specs with the same budget.ledger.",
         ("spec", "card"),
     ),

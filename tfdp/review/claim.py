@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tfdp.findings import Finding, Severity
+from tfdp.review.waivers import written_waiver
 from tfdp.spec import PrivacySpec
 from tfdp.spec.choices import meaning
 from tfdp.spec.numbers import rounded_down, shown, with_article
@@ -62,8 +63,10 @@ def method_protects_unit(spec: PrivacySpec) -> Iterator[Finding]:
     path, a_unit = ("claim", "privacy_unit", "method"), f"{with_article(unit.kind)} unit"
     if unit.kind in ("example", "sequence"):
         if unit.method != "native":
-            message = f"expected method native for {a_unit}, which is one record, received {unit.method}."
-            yield spec.finding("PS009", Severity.ERROR, path, message, "Use native, or claim a document or user unit.")
+            several = f" with max_records_per_unit {records}" if records > 1 else ""
+            message = f"expected method native for {a_unit}, which is one record, received {unit.method}{several}."
+            fix = f"Delete {'both' if several else 'it'}, or claim a document or user unit."
+            yield spec.finding("PS009", Severity.ERROR, path, message, fix)
         elif records > 1:
             message = f"expected max_records_per_unit 1 for {a_unit}, which is one record, received {records}."
             path = ("claim", "privacy_unit", "max_records_per_unit")
@@ -73,11 +76,16 @@ def method_protects_unit(spec: PrivacySpec) -> Iterator[Finding]:
             f"expected a method that covers all {records} records of {with_article(unit.kind)}, received native, "
             "which samples and clips each record on its own and hides one record only."
         )
+        unused = ", and num_records goes unused" if spec.data.num_records is not None else ""
         ways = [
-            f"{spec.snippet('method', method)} ({meaning('PrivacyUnit.method', method)})"
-            for method in ("user_wise_dp_sgd", "group_privacy")
+            f"{spec.snippet('method', method)} ({meaning('PrivacyUnit.method', method)}; {counts})"
+            for method, counts in (
+                ("user_wise_dp_sgd", f"expected_batch_size then counts {unit.kind}s{unused}"),
+                ("group_privacy", "expected_batch_size counts records"),
+            )
         ]
-        fix = f"Write {', or '.join(ways)}, or {spec.snippet('max_records_per_unit', '1')}."
+        one = f"{spec.snippet('max_records_per_unit', '1')}, which leaves out the other records of a {unit.kind}"
+        fix = f"Write {', or '.join(ways)}, or {one}."
         yield spec.finding("PS009", Severity.ERROR, path, message, fix)
     if unit.max_tokens_per_unit is not None and unit.method != "user_wise_dp_sgd":
         message = (
@@ -112,9 +120,11 @@ def duplicates_are_removed(spec: PrivacySpec) -> Iterator[Finding]:
     """PS008."""
     unit = spec.claim.privacy_unit
     if unit.kind != "user" and spec.data.deduplication == "none":
+        stated = spec.states(("data", "deduplication"))
+        received = "deduplication none" if stated else "no deduplication (none is assumed)"
         message = (
-            f"expected duplicates to be removed with {with_article(unit.kind)} unit, received deduplication none: of a "
-            "text that occurs twice the claim hides one copy, and the other stays in the data."
+            f"expected duplicates to be removed with {with_article(unit.kind)} unit, received {received}: of a text "
+            "that occurs twice the claim hides one copy, and the other stays in the data."
         )
         fix = f"Remove exact duplicates at least, and write {spec.snippet('deduplication', 'exact')}."
         yield spec.finding("PS008", Severity.WARNING, ("data", "deduplication"), message, fix)
@@ -153,10 +163,20 @@ def claim_is_covered(spec: PrivacySpec) -> Iterator[Finding]:
         yield spec.finding("PS012" if tuning.accounted else "PS040", Severity.ERROR, path, message, fix)
     elif tuning is not None and tuning.kind == "private" and not tuning.accounted:
         message = "expected private tuning to be accounted, received accounted: false. Each trial has read the data."
-        said = spec.snippet("tuning.accounted", "true")
+        said = spec.change(("tuning", "accounted"), "true")
         fix = (
-            f"Train the trials under specs with the same budget.ledger and write {said}, or tune on public data, or "
-            "accept it in a waiver: the card lists tuning as not covered."
+            f"Train the trials under specs with the same ledger in budget, and {said}, or tune on public data, or "
+            f"accept it: {written_waiver(spec, 'PS040')}. The card lists tuning as not covered."
+        )
+        yield spec.finding("PS040", Severity.WARNING, ("tuning", "accounted"), message, fix)
+    elif tuning is not None and tuning.kind == "private" and (spec.budget is None or spec.budget.ledger is None):
+        message = (
+            "expected a ledger in budget, on which the trials are counted, received accounted: true without one: "
+            "nothing supports it."
+        )
+        fix = (
+            f"Write the ledger under which the trials ran. {spec.such_as(('budget', 'ledger'))} Or, where they are not "
+            f"counted, {spec.change(('tuning', 'accounted'), 'false')} and accept it: {written_waiver(spec, 'PS040')}."
         )
         yield spec.finding("PS040", Severity.WARNING, ("tuning", "accounted"), message, fix)
 

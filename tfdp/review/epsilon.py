@@ -65,7 +65,8 @@ def _earned(spec: PrivacySpec, *, calibrated: bool) -> Iterator[Finding]:
             f"costs {cost} {setting}: {1 - recomputed / claimed:.0%} of the budget is not used."
         )
         fix = (
-            f"Claim {cost}, or use what is left: more steps, or less noise ({_command(spec, schedule)} says how much)."
+            f"Claim {cost}, or use what is left: more steps, or less noise ({spec.snippet('noise_multiplier', 'null')} "
+            f"computes the least; {_command(spec, schedule)} shows it)."
         )
         yield spec.finding("PS021", Severity.NOTE, path, message, fix)
 
@@ -74,7 +75,7 @@ def _remedy(spec: PrivacySpec, schedule: Schedule, cost: float) -> str:
     """Each way out in numbers: they are certified or rounded so that they pass."""
     claim = ""
     if math.isfinite(cost):
-        claim = f", or {spec.snippet('claim.epsilon', str(rounded_up(cost)))}, which is what it costs"
+        claim = f", or {spec.change(('claim', 'epsilon'), str(rounded_up(cost)))}, which is what it costs"
     try:
         sigma = costs.least_noise(spec, schedule)
     except AccountingError:
@@ -82,9 +83,10 @@ def _remedy(spec: PrivacySpec, schedule: Schedule, cost: float) -> str:
     if sigma is None:
         ways = f"Raise mechanism.noise_multiplier (null calibrates it), or lower the steps{claim}."
         return f"{ways} {_command(spec, schedule)} says how much noise the claim takes."
+    noise = spec.change(("mechanism", "noise_multiplier"), shown(sigma))
     return (
-        f"Write {spec.snippet('mechanism.noise_multiplier', shown(sigma))}, the least that keeps the claim{claim}, "
-        "or take fewer steps."
+        f"I{noise[1:]}, the least that keeps the claim at this delta (null computes it anew){claim}, or take fewer "
+        "steps."
     )
 
 

@@ -168,6 +168,13 @@ EXAMPLES: dict[str, tuple[Case, ...]] = {
         _spec("error", {"sampling.steps": 4000}, {"sampling.steps": 4000, "sampling.epochs": ...}),
         _data("error", {"num_units": 59999}, {"num_units": 60000}),
     ),
+    "PS015": (
+        _spec(
+            "warning",
+            {**_TRUNCATED, "sampling.truncated_batch_size": 250, **_CALIBRATED},
+            {**_TRUNCATED, **_CALIBRATED},
+        ),
+    ),
     "PS017": (
         _spec(
             "error",

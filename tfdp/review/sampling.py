@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Iterator
+from typing import Any
 
 from tfdp.errors import AccountingError
 from tfdp.findings import Finding, Severity
@@ -10,7 +13,11 @@ from tfdp.review import costs
 from tfdp.review.claim import unit_is_complete
 from tfdp.spec import PrivacySpec, Schedule
 from tfdp.spec.consistency import conflicts, population
+from tfdp.spec.documents import Path
 from tfdp.spec.numbers import rounded_up, shown
+from tfdp.spec.starting import suggested_truncation
+
+_OFTEN = 0.05  # the share of batches that are cut, above which somebody should have meant it
 
 
 def shuffled_batches(spec: PrivacySpec) -> Iterator[Finding]:
@@ -49,10 +56,13 @@ def accountant_models_sampler(spec: PrivacySpec) -> Iterator[Finding]:
             "expected an accountant that counts twice the clip norm, by which replacing one unit moves the sum, "
             "received rdp, which counts it once: its epsilon would be too small."
         )
-        fix = (
-            f"Write {spec.snippet('accountant.name', 'pld')}, which counts it twice and needs more noise (tfdp "
-            "calibrate says how much), or claim adjacency add_or_remove_one."
-        )
+        pld, write = _with(spec, path, "pld"), spec.change(path, "pld")
+        if costs.unsupported_reason(pld, schedule) is None:
+            other = _adjacency(spec, ["add_or_remove_one"])
+            fix = f"I{write[1:]}, which counts it twice and may need more noise (tfdp calibrate says how much), or "
+            fix += f"{other}."
+        else:
+            fix = f"I{write[1:]}, and beside it: {_what_is_modelled(pld, schedule)}"
         yield spec.finding("PS017", Severity.ERROR, path, message, fix)
         return
     reason = costs.unsupported_reason(spec, schedule)
@@ -61,27 +71,56 @@ def accountant_models_sampler(spec: PrivacySpec) -> Iterator[Finding]:
             f"expected an accountant that models {spec.sampling.scheme} sampling under {adjacency}, received {name}:"
         )
         fix = _what_is_modelled(spec, schedule)
-        yield spec.finding("PS011", Severity.ERROR, path, f"{message} {reason.rstrip('.')}.", fix)
+        why = reason.partition(";")[0].rstrip(".")  # what it goes on to propose takes no heed of the claim
+        yield spec.finding("PS011", Severity.ERROR, path, f"{message} {why}.", fix[0].upper() + fix[1:])
 
 
 def _what_is_modelled(spec: PrivacySpec, schedule: Schedule) -> str:
-    """The one change of accountant, adjacency or scheme after which the accountant models the sampler."""
-    ways = []
-    for section, field, values in (
-        ("accountant", "name", ("pld", "rdp")),
-        ("claim", "adjacency", ("add_or_remove_one", "replace_one", "zero_out")),
-        ("sampling", "scheme", ("poisson",)),
+    """The one change after which the accountant models the sampler: first those that leave the claim as it is."""
+    method, name = ("claim", "privacy_unit", "method"), ("accountant", "name")
+    ways = [spec.change(name, value) for value in ("pld", "rdp") if _models(spec, schedule, name, value)]
+    if schedule.records_per_unit > 1 and _models(
+        spec, dataclasses.replace(schedule, records_per_unit=1), method, "user_wise_dp_sgd"
     ):
-        for value in values:
-            part = getattr(spec, section)
-            changed = spec.model_copy(update={section: part.model_copy(update={field: value})})
-            known_gap = (changed.accountant.name, changed.claim.adjacency) == ("rdp", "replace_one")
-            if value != getattr(part, field) and not known_gap and costs.unsupported_reason(changed, schedule) is None:
-                also = " (and delete truncated_batch_size)" if spec.sampling.truncated_batch_size is not None else ""
-                ways.append(f"{spec.snippet(f'{section}.{field}', value)}{also if field == 'scheme' else ''}")
+        ways.append(
+            f"{spec.change(method, 'user_wise_dp_sgd')} (which keeps {spec.claim.adjacency}; expected_batch_size then "
+            f"counts {spec.claim.privacy_unit.kind}s)"
+        )
+    if _models(spec, schedule, ("sampling", "scheme"), "poisson"):
+        also = " (and delete truncated_batch_size)" if spec.sampling.truncated_batch_size is not None else ""
+        ways.append(f"{spec.change(('sampling', 'scheme'), 'poisson')}{also}")
+    adjacency = ("claim", "adjacency")
+    others = ("add_or_remove_one", "replace_one", "zero_out")
+    if modelled := [value for value in others if _models(spec, schedule, adjacency, value)]:
+        ways.append(_adjacency(spec, modelled))
     if not ways:
-        return "Choose another accountant, adjacency or scheme."
-    return f"Write {' or '.join(ways)}. Then tfdp calibrate says how much noise the claim takes."
+        return "choose another accountant, adjacency or scheme."
+    return f"{', or '.join(ways)}. Then tfdp calibrate says how much noise the claim takes."
+
+
+def _models(spec: PrivacySpec, schedule: Schedule, path: Path, value: str) -> bool:
+    """Whether another value at a path is one with which the accountant models the sampler."""
+    changed = _with(spec, path, value)
+    known_gap = (changed.accountant.name, changed.claim.adjacency) == ("rdp", "replace_one")
+    return changed != spec and not known_gap and costs.unsupported_reason(changed, schedule) is None
+
+
+def _adjacency(spec: PrivacySpec, values: list[str]) -> str:
+    """The remedy of another adjacency, which is another claim."""
+    weaker = "a weaker claim: replacing one unit is then bounded by about twice epsilon"
+    what = weaker if spec.claim.adjacency == "replace_one" else "another claim: is it the one that was promised?"
+    return f"{spec.change(('claim', 'adjacency'), ' or '.join(values))} ({what})"
+
+
+def _with(spec: PrivacySpec, path: Path, value: str) -> PrivacySpec:
+    """The spec with another value at a path."""
+
+    def changed(part: Any, path: Path) -> Any:
+        name = str(path[0])
+        return part.model_copy(update={name: changed(getattr(part, name), path[1:]) if path[1:] else value})
+
+    found: PrivacySpec = changed(spec, path)
+    return found
 
 
 def batch_fits_data(spec: PrivacySpec) -> Iterator[Finding]:
@@ -98,7 +137,10 @@ def batch_fits_data(spec: PrivacySpec) -> Iterator[Finding]:
         size = getattr(sampling, field)
         if size is not None and not size <= most:
             message = f"expected {field} of at most {name} = {most}, received {shown(size)}."
-            fix = f"Write {spec.snippet(field, str(most))} or less, or correct {name}. "
+            full = f"{most} itself puts everything into every batch"
+            if field == "expected_batch_size" and sampling.truncated_batch_size is not None:
+                full += f"; truncated_batch_size, {sampling.truncated_batch_size}, has to stay well above it"
+            fix = f"Write {spec.snippet(field, str(most))} or less ({full}), or correct {name}. "
             fix += "Then tfdp account says what it costs."
             yield spec.finding("PS013", Severity.ERROR, ("sampling", field), message, fix)
 
@@ -107,6 +149,29 @@ def numbers_agree(spec: PrivacySpec) -> Iterator[Finding]:
     """PS014."""
     for path, message, fix in conflicts(spec):
         yield spec.finding("PS014", Severity.ERROR, path, message, fix)
+
+
+def few_batches_are_cut(spec: PrivacySpec) -> Iterator[Finding]:
+    """PS015."""
+    most, schedule = spec.sampling.truncated_batch_size, accountable(spec)
+    if schedule is None or most is None:
+        return
+    mean = schedule.expected_batch_size
+    deviation = math.sqrt(mean * (1 - schedule.sampling_probability))
+    above = most + 0.5 - mean  # the binomial distribution by the normal one, with the continuity correction
+    cut = math.erfc(above / deviation / math.sqrt(2)) / 2 if deviation > 0 else float(above < 0)
+    if cut > _OFTEN:
+        message = (
+            f"expected truncated_batch_size above most draws, received {most} where {shown(mean)} are expected: about "
+            f"{cut:.0%} of the batches are cut, and cost no less privacy for it."
+        )
+        enough = suggested_truncation(mean, schedule.population)
+        fix = f"Write {spec.snippet('truncated_batch_size', str(enough))}"
+        smaller = math.floor((math.sqrt(most + 4) - 2) ** 2)  # the size whose suggested truncation is this one
+        if spec.sampling.expected_batch_size is not None and smaller >= 1:
+            fix += f", or {spec.snippet('expected_batch_size', str(smaller))} to keep {most} as the largest batch"
+        path = ("sampling", "truncated_batch_size")
+        yield spec.finding("PS015", Severity.WARNING, path, message, f"{fix}.")
 
 
 def size_is_known(spec: PrivacySpec) -> Iterator[Finding]:

@@ -17,9 +17,9 @@ from tfdp.spec import PrivacySpec, Waiver
 
 _SYNTAX = (
     ("finding", "{id}"),
-    ("reason", '"why it is acceptable here"'),
-    ("owner", "Ada Lovelace"),
-    ("expires", "YYYY-MM-DD"),
+    ("reason", "<why it is acceptable here>"),
+    ("owner", "<who answers for it>"),
+    ("expires", "<YYYY-MM-DD>"),
 )
 
 
@@ -44,6 +44,12 @@ class Judged:
     waived: tuple[Waived, ...]
 
 
+def written_waiver(spec: PrivacySpec, id: str) -> str:
+    """A waiver to be copied, apart from what only its owner knows."""
+    fields = ", ".join(spec.snippet(name, value.format(id=id)) for name, value in _SYNTAX)
+    return f"add to waivers {{{fields}}}" if spec.waivers else spec.snippet("waivers", f"[{{{fields}}}]")
+
+
 def waivable(finding: Finding) -> bool:
     """Whether anybody can excuse this finding."""
     entry = CATALOGUE.get(finding.id)
@@ -53,11 +59,14 @@ def waivable(finding: Finding) -> bool:
 def apply_waivers(spec: PrivacySpec, findings: Sequence[Finding], today: datetime.date) -> Judged:
     """Takes out of `findings` what the waivers of `spec` excuse on the day `today`; the last day still counts."""
     in_force: dict[str, Waiver] = {}
+    ended: dict[str, Waiver] = {}
     about: list[Finding] = []
     for index, waiver in enumerate(spec.waivers):
         about += (problems := _problems(spec, index, waiver, today))
         if not problems:
             in_force.setdefault(waiver.finding, waiver)
+        elif waiver.expires < today:
+            ended[waiver.finding] = waiver
     kept: list[Finding] = []
     waived: list[Waived] = []
     for finding in findings:
@@ -65,6 +74,9 @@ def apply_waivers(spec: PrivacySpec, findings: Sequence[Finding], today: datetim
             waived.append(Waived(finding, in_force[finding.id]))
         elif finding.id in in_force:
             fix = f"{finding.fix} The waiver of {finding.id} has no effect: an error cannot be waived."
+            kept.append(finding.model_copy(update={"fix": fix}))
+        elif finding.id in ended:
+            fix = f"{finding.fix} Its waiver ended on {ended[finding.id].expires}."
             kept.append(finding.model_copy(update={"fix": fix}))
         else:
             kept.append(finding)
@@ -92,7 +104,7 @@ def _problems(spec: PrivacySpec, index: int, waiver: Waiver, today: datetime.dat
         found.append(spec.finding("PS060", Severity.ERROR, ("waivers", index, "expires"), message, fix))
     if waiver.owner is None:
         message = f"expected somebody who answers for the waiver of {waiver.finding}, received nobody."
-        owner = spec.snippet("owner", "Ada Lovelace")
+        owner = spec.snippet("owner", "<who answers for it>")
         fix = f"Add owner to waivers[{index}], such as {owner}; until then it excuses nothing."
         found.append(spec.finding("PS061", Severity.WARNING, ("waivers", index, "owner"), message, fix))
     if index == 0 and found:

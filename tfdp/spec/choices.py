@@ -15,8 +15,8 @@ CHOICES: dict[str, dict[str, str]] = {
     },
     "PrivacyUnit.method": {
         "native": "A unit is one record.",
-        "group_privacy": "Records are sampled; the accounting covers all records of a unit at once.",
-        "user_wise_dp_sgd": "Units are sampled, and all records of a unit are clipped together.",
+        "group_privacy": "Records are sampled and clipped one by one; the accounting covers all records of a unit.",
+        "user_wise_dp_sgd": "Units are sampled; the records of a unit are averaged, and clipped together.",
     },
     "PrivacyUnit.selection": {
         "random": "A random choice of records stays.",

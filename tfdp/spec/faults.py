@@ -273,7 +273,7 @@ def _unknown(model: type[BaseModel], path: Path, document: Document) -> tuple[st
         return _known(model, path), []
     if targets[0][:-1] == path[:-1]:
         close = str(targets[0][-1])
-        if _holds(document.value, targets[0]):
+        if holds(document.value, targets[0]):
             return f"Did you mean {close}? It is there already: delete {printable(name)}.", targets
         return f"Did you mean {close}?", targets
     if len(targets) == 1 and targets[0][-1] == name:
@@ -292,7 +292,7 @@ def _moved(path: Path, target: Path, document: Document) -> str:
     name, here = path[-1], f"under {dotted(path[:-1])}" if path[:-1] else "at the top level"
     there = f"in {dotted(target[:-1])}" if target[:-1] else "at the top level"
     stands = f"{name} stands {here} and belongs {there}"
-    if _holds(document.value, target):
+    if holds(document.value, target):
         return f"{stands}. It is there already: delete it here."
     if document.format == "json":
         return (
@@ -303,7 +303,7 @@ def _moved(path: Path, target: Path, document: Document) -> str:
     return f"{stands}: move it there."
 
 
-def _holds(value: Any, path: Path) -> bool:
+def holds(value: Any, path: Path) -> bool:
     """Whether a document has something at a path."""
     for part in path:
         try:

@@ -79,19 +79,14 @@ _JSON: tuple[tuple[str, str], ...] = (
 
 
 def snippet(name: str, value: str, format: str) -> str:
-    """A field as it is written in a notation; the value is a word, or a number as it is shown.
-
-    Args:
-        name: name or dotted path.
-    """
+    """A field as it is written in a notation; the value is a word, or a number as it is shown."""
     if format != "json":
         return f"{name}: {value}"
-    above, _, name = name.rpartition(".")
     try:
         json.loads(value)
     except ValueError:
         value = json.dumps(value)
-    return f"{json.dumps(name)}: {value}{above and f' in {above}'}"
+    return f"{json.dumps(name)}: {value}"
 
 
 def foreign_space(text: str) -> tuple[int, str] | None:

@@ -177,6 +177,14 @@ class PrivacySpec(Section):
         """A field and its value in the notation of the file, for a remedy."""
         return snippet(name, value, self._document.format)
 
+    def change(self, path: Path, value: str) -> str:
+        """A field of a section and its new value, for a remedy: "in claim, write adjacency: zero_out"."""
+        return f"in {faults.dotted(path[:-1])}, write {self.snippet(str(path[-1]), value)}"
+
+    def states(self, path: Path) -> bool:
+        """Whether the file itself has a field, or a default stands in for it."""
+        return faults.holds(self._document.value, path)
+
     def finding(self, id: str, severity: Severity, path: Path, message: str, fix: str) -> Finding:
         """A finding at a field of this spec, with its place in the file."""
         at, column = faults.place(self._document.positions, path)
