@@ -386,7 +386,11 @@ class TestUnknownFields:
                 "clip_norm: 1.0\n  steps: 1",
                 "steps stands under mechanism and belongs in sampling: move it there.",
             ),
-            ("clip_norm: 1.0", "clip_norm: 1.0\n  dleta: 1", "Did you mean claim.delta?"),
+            (
+                "clip_norm: 1.0",
+                "clip_norm: 1.0\n  dleta: 1",
+                "Did you mean delta? Which is meant, delta: 1e-05 or delta: 1? Keep that one in claim.",
+            ),
             ("clip_norm: 1.0", "clip_norm: 1.0\n  zzz: 1", "Known here: clip_norm, noise_multiplier, rng."),
             (
                 "data:",

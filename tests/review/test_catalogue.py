@@ -6,9 +6,11 @@ import pathlib
 import re
 
 import pytest
+from ruamel.yaml import YAML
 
 from tfdp.review.catalogue import CATALOGUE, SOURCES
 from tfdp.review.pages import entry_text, list_text, page
+from tfdp.spec import PrivacySpec
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -43,7 +45,7 @@ def test_the_page_is_what_the_table_prints():
 def test_text_for_a_terminal():
     text = entry_text(CATALOGUE["PS010"])
     assert text.startswith("PS010 (error): ")
-    assert 'told from the spec:\n    sampling.scheme: "shuffle"\n\nMended:\n    sampling.scheme: "poisson"\n' in text
+    assert 'told from the spec:\n    sampling:\n      scheme: "shuffle"\n\nMended:\n    sampling:\n' in text
     assert "Waiver: not possible." in text
     assert len(list_text().splitlines()) == len(CATALOGUE)
 
@@ -53,6 +55,17 @@ def test_what_is_shown_as_python_is_python():
     assert blocks
     for block in blocks:
         compile(block, "findings.md", "exec")
+
+
+def test_what_is_shown_as_yaml_can_be_copied_into_a_spec():
+    """No dotted names: copied as they stand they would be unknown fields."""
+    blocks = re.findall("```yaml\n(.*?)```", page(), re.DOTALL)
+    assert len(blocks) > 50
+    for block in blocks:
+        values = YAML(typ="safe", pure=True).load(block)
+        assert set(values) <= set(PrivacySpec.model_fields)
+        inside = [name for value in values.values() if isinstance(value, dict) for name in value]
+        assert not [name for name in inside if "." in name]
 
 
 def test_no_error_can_be_waived():

@@ -216,7 +216,8 @@ class TestWords:
         found = list(unit_is_complete(spec_of({"claim.privacy_unit": unit})))
         assert [finding.where.rpartition(".")[2] for finding in found] == ["id_field", "max_records_per_unit"]
         assert "for a user unit, received" in found[0].message
-        assert "Such as: id_field: user_id" in found[0].fix
+        assert "Such as: id_field: <field of a record that names its user>" in found[0].fix
+        assert "Such as: max_records_per_unit: <most records of one user>" in found[1].fix
 
     def test_articles(self):
         (finding,) = duplicates_are_removed(spec_of({"data.deduplication": "none"}))

@@ -115,7 +115,7 @@ def test_a_line_to_copy_is_in_the_notation_of_the_file(case):
         section = ["sampling"]
     lines = text.splitlines()
     at = next(i for i, each in enumerate(lines) if each.strip() == f"{section[-1]}:")
-    lines.insert(at + 1, " " * int(spaces) + line)
+    lines.insert(at + 1, " " * int(spaces) + re.sub("<.*>", "5", line))
     mended = PrivacySpec.from_text("\n".join(lines))
     assert not [f for f in review(mended) if f.message == finding.message]
 

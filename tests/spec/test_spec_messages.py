@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import datetime
 import io
 import json
 import re
@@ -124,6 +125,17 @@ class TestMisspelt:
         assert fault(text).fix == "Did you mean finding?"
 
 
+def filled(line: str, format: str = "yaml") -> str:
+    """A line with what only the author knows in place of its placeholders: texts, a day, an id and numbers."""
+    quote = '"' * (format == "json")
+    known = {"one ": f"{quote}one text{quote}", "id of": "PS050", "YYYY": "2099-01-01", "number": "60000", "most": "5"}
+
+    def own(placeholder):
+        return next((value for start, value in known.items() if placeholder[1].startswith(start)), "mine")
+
+    return re.sub(f"{quote}<([^<>]*)>{quote}", own, line)
+
+
 def places(values, above=()):
     for key, value in values.items():
         yield (*above, key)
@@ -149,14 +161,15 @@ def test_the_line_that_a_missing_field_asks_for_can_be_copied(path, format):
     values, section = without(path)
     text = json.dumps(values) if format == "json" else "# yaml\n" + json.dumps(values)
     fix = fault(text, format).fix
-    line = re.search(r"(?:[Ss]uch as|Add the line): (.*)$", fix)
-    assert line, fix
+    found = re.search(r"(?:[Ss]uch as|Add the line): (.*)$", fix)
+    assert found, fix
+    line = filled(found[1], format)
     if format == "json":
-        section.update(json.loads("{" + line[1] + "}"))
+        section.update(json.loads("{" + line + "}"))
     else:
         from tfdp.spec.reading import read
 
-        section.update(read(line[1], "yaml").value)
+        section.update(read(line, "yaml").value)
     assert faults(json.dumps(values), "json") == []
 
 
@@ -194,7 +207,17 @@ class TestValues:
 
     def test_a_missing_section_names_its_fields(self):
         text = BASE[: BASE.index("sampling:")]
-        assert "with scheme, expected_batch_size or probability, and steps or epochs; such as: " in fault(text).fix
+        fix = fault(text).fix
+        assert "with scheme, expected_batch_size or probability, and steps or epochs (scheme: poisson, " in fix
+        assert "full_batch or shuffle); such as: " in fix
+        assert (
+            "with clip_norm, and optionally noise_multiplier" in fault(re.sub(r"mechanism:\n(  .*\n)+", "", BASE)).fix
+        )
+        fix = fault(re.sub(r"claim:\n(  .*\n)+", "", BASE)).fix
+        assert (
+            "(kind: example, sequence, document or user; adjacency: add_or_remove_one, replace_one or zero_out; " in fix
+        )
+        assert "data_accesses: training, tuning, clip_selection or evaluation)" in fix
         assert (
             "Delete the line, or add the section, with finding, reason, owner and expires"
             in fault(BASE + "waivers:\n").fix
@@ -342,7 +365,11 @@ class TestNotation:
         ("epochs: 15", "epochs: 10 epochs", "Write 10: a number alone, without anything around it."),
         ("60000", "60k", "Write 60000: a number alone, without anything around it."),
         ("60000", "about 60000", "Write 60000: a number alone, without anything around it."),
-        ("60000", "2.5 or so", "Correct it; num_units: Number of privacy units (N). Such as: num_units: 60000"),
+        (
+            "60000",
+            "2.5 or so",
+            "Correct it; num_units: Number of privacy units (N). Such as: num_units: <number of examples>",
+        ),
         ("clip_norm: 1.0", "clip_norm: adaptive", "Such as: clip_norm: 1.0"),
         ("1.2", "between 1 and 2", "Such as: epsilon: 2"),
         ("1.2", "1e999999k", "Such as: epsilon: 2"),
@@ -357,7 +384,7 @@ def test_a_number_with_something_around_it(old, new, fix):
 def test_a_mapping_of_waivers_is_shown_what_a_list_of_them_looks_like():
     _, (finding,) = PrivacySpec.all_from_text(BASE + "waivers:\n  PS008: known\n")
     line = finding.fix.partition("Such as: ")[2]
-    PrivacySpec.from_text(BASE + line)
+    PrivacySpec.from_text(BASE + filled(line))
 
 
 @pytest.mark.parametrize("comment", ["// x", "/* x */", "# x"])
@@ -416,16 +443,38 @@ def test_a_date_in_another_order(written, day):
     text = f"{BASE}waivers:\n  - {{finding: PS050, reason: r, owner: o, expires: '{written}'}}\n"
     fix = fault(text).fix
     assert fix.startswith(f"Write {day}: " if day else "Correct it; expires: ")
+    today = str(datetime.datetime.now(datetime.UTC).date())
+    assert ("That day is past" in fix) == (day is not None and day < today)
     if day:
         assert faults(text.replace(f"'{written}'", day)) == []
 
 
-def test_an_id_that_is_none():
-    finding = fault(f"{BASE}waivers:\n  - {{finding: PS04, reason: r, owner: o, expires: 2099-01-01}}\n")
-    assert "received 'PS04'" in finding.message
-    assert finding.fix.startswith("Write PS and three digits")
+@pytest.mark.parametrize(
+    ("written", "fix", "told"),
+    [
+        (
+            "PS04",
+            "Did you mean PS004 or PS040? ",
+            "PS004 (delta is above 1/(10 num_units)) or PS040 (Tuning on private ",
+        ),
+        ("ps-8", "Did you mean PS008 or PS080? ", "PS008 (Duplicates stay in the data) or PS080 (The card differs "),
+        ("ps 008", "Did you mean PS008? ", "Did you mean PS008 (Duplicates stay in the data)?"),
+        ("PS95", "Did you mean PS095 or PS905 or PS950? ", "No finding has such an id"),
+        ("tuning", "Write PS and three digits", "Write PS and three digits"),
+    ],
+)
+def test_an_id_that_is_none(written, fix, told):
+    from tfdp.review.waivers import titled
+
+    finding = fault(f"{BASE}waivers:\n  - {{finding: '{written}', reason: r, owner: o, expires: 2099-01-01}}\n")
+    assert f"received '{written}'" in finding.message
+    assert finding.fix.startswith(fix)
+    assert told in titled(finding).fix
 
 
 def test_a_comment_of_another_language():
     finding = fault('{\n  // agreed in March\n  "schema_version": "1.0"\n}\n')
-    assert (finding.line, finding.fix) == (2, "Is line 2 a comment? In YAML a comment begins with #.")
+    assert (finding.line, finding.fix) == (
+        2,
+        "Is line 2 a comment? In YAML it begins with #: write # in place of //.",
+    )

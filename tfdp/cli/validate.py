@@ -107,7 +107,7 @@ def _report(paths: Sequence[str], fail_on: str, data: str | None, runs: Sequence
     from tfdp.cli.checking.sources import collect
     from tfdp.findings import Severity
     from tfdp.review import costs
-    from tfdp.review.waivers import apply_waivers
+    from tfdp.review.waivers import apply_waivers, titled
     from tfdp.spec import PrivacySpec
 
     contributions, findings = _contributions(data)
@@ -127,7 +127,7 @@ def _report(paths: Sequence[str], fail_on: str, data: str | None, runs: Sequence
         if runs and len(specs) != 1:
             raise typer.BadParameter(f"expected one spec with --run, received {len(specs)}.", param_hint="--run")
         for found, faults in read:
-            here = list(faults)
+            here = [titled(fault) for fault in faults]
             for spec in found:
                 judged = apply_waivers(spec, _findings(spec, contributions, runs), today)
                 here += judged.findings

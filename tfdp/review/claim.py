@@ -52,7 +52,7 @@ def unit_is_complete(spec: PrivacySpec) -> Iterator[Finding]:
     if unit.method == "group_privacy" and unit.max_records_per_unit != 1 and spec.data.num_records is None:
         message = "expected data.num_records with group_privacy, where records are sampled, received nothing."
         records = ("data", "num_records")
-        fix = f"Add the public number of records, at least num_units. {spec.such_as(records, spec.data.num_units)}"
+        fix = f"Add the public number of records, at least num_units. {spec.such_as(records)}"
         yield spec.finding("PS005", Severity.ERROR, records, message, fix)
 
 

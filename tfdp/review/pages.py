@@ -165,8 +165,18 @@ def _blocks(example: Example) -> Iterator[Block]:
 
 
 def _yaml(fields: Mapping[str, Any]) -> Iterator[str]:
-    for path, value in fields.items():
-        yield f"# {path} is not there" if value is ... else f"{path}: {json.dumps(value)}"
+    """Fields in their sections, as they are copied into a spec."""
+    first = {path: at for at, path in reversed(list(enumerate(path.partition(".")[0] for path in fields)))}
+    above: list[str] = []
+    for path in sorted(fields, key=lambda path: first[path.partition(".")[0]]):
+        *sections, name = path.split(".")
+        same = 0
+        while same < min(len(sections), len(above)) and sections[same] == above[same]:
+            same += 1
+        for depth in range(same, len(sections)):
+            yield f"{'  ' * depth}{sections[depth]}:"
+        above, indent, value = sections, "  " * len(sections), fields[path]
+        yield f"{indent}# {name} is not there" if value is ... else f"{indent}{name}: {json.dumps(value)}"
 
 
 def _assigned(name: str, values: Mapping[str, Any]) -> list[str]:

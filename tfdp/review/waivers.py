@@ -8,6 +8,7 @@ reviewed way. Findings about waivers cannot be waived either.
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -82,6 +83,17 @@ def apply_waivers(spec: PrivacySpec, findings: Sequence[Finding], today: datetim
             kept.append(finding)
     kept = sorted([*kept, *about], key=lambda finding: (finding.line or 0, finding.column or 0))
     return Judged(tuple(kept), tuple(waived))
+
+
+def titled(finding: Finding) -> Finding:
+    """A finding about the id of a waiver, with the titles of the ids that it may stand for."""
+    if not re.fullmatch(r"waivers\[\d+\]\.finding", finding.where) or not finding.fix.startswith("Did you mean PS"):
+        return finding
+    meant = [CATALOGUE[id] for id in re.findall(r"PS\d{3}", finding.fix) if id in CATALOGUE]
+    if not meant:
+        return finding.model_copy(update={"fix": "No finding has such an id: `tfdp explain` lists every one."})
+    told = " or ".join(f"{entry.id} ({entry.title.removesuffix('.')})" for entry in meant)
+    return finding.model_copy(update={"fix": f"Did you mean {told}?"})
 
 
 def _problems(spec: PrivacySpec, index: int, waiver: Waiver, today: datetime.date) -> list[Finding]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn
 
+from tfdp.findings import printable
+
 Format = Literal["yaml", "json"]
 Path = tuple[str | int, ...]
 
@@ -15,6 +17,7 @@ MAX_CHARACTERS = 1 << 17
 MAX_VALUES = 10_000
 MAX_DEPTH = 32
 MAX_DOCUMENTS = 100
+_LONGEST = 200  # characters of a path in a message: it can be as long as the file
 START = "Write a first one with tfdp init, which asks a few questions."
 
 
@@ -40,6 +43,7 @@ class Document:
     Attributes:
         number, count: which of the documents of its file it is, and of how many.
         separator: line of the `---` before it, when there is one.
+        elsewhere: of fields that stand in another place or by another name, the values.
     """
 
     value: Any
@@ -48,6 +52,7 @@ class Document:
     number: int = 1
     count: int = 1
     separator: int | None = None
+    elsewhere: dict[Path, list[Any]] = field(default_factory=dict)
 
     def indentation(self, section: Path) -> int:
         """Spaces before the fields of a section that has a line for each; 0 where a line cannot simply be added."""
@@ -60,6 +65,34 @@ class Document:
     def named(self, message: str) -> str:
         """A message, with the number of the document when there are several in the file."""
         return numbered(message, self.number, self.count)
+
+
+def dotted(path: Path) -> str:
+    """("waivers", 0, "owner") as "waivers[0].owner"; the empty path as "spec"."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return printable(text.removeprefix("."))[:_LONGEST] or "spec"
+
+
+def holds(value: Any, path: Path) -> bool:
+    """Whether plain values have something at a path."""
+    for part in path:
+        try:
+            value = value[part]
+        except (LookupError, TypeError):
+            return False
+    return True
+
+
+def held(value: Any, path: Path) -> Any:
+    """What plain values have at a path; None where that is nothing."""
+    for part in path:
+        try:
+            value = value[part]
+        except (LookupError, TypeError):
+            return None
+    return value
 
 
 def numbered(message: str, number: int, count: int) -> str:

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
-from tfdp.findings import Finding, Severity, printable
+from tfdp.findings import Finding, Severity
 from tfdp.spec.choices import explained, meant_choice
-from tfdp.spec.documents import Document, Path, Position, ReadingError, finite_number
+from tfdp.spec.documents import Document, Path, Position, ReadingError, dotted, finite_number
 from tfdp.spec.fields import MAX_COUNT
-from tfdp.spec.hints import without_space
-from tfdp.spec.naming import choices_at, closest, meant, plain, section
-from tfdp.spec.notation import foreign_space, snippet
+from tfdp.spec.hints import SPACE, without_space
+from tfdp.spec.naming import choices_at, closest, plain, section
+from tfdp.spec.notation import foreign_space, plain_space, shown_value
 from tfdp.spec.numbers import with_article
-from tfdp.spec.repairs import day_meant, repaired
-from tfdp.spec.samples import fields_of, sample, such_as
+from tfdp.spec.repairs import date_fix, id_fix, repaired
+from tfdp.spec.samples import choices_of, fields_of, sample, such_as
+from tfdp.spec.unknown import elsewhere, known, remedy, targets
 
 _MOST = 100  # faults of one document that get a remedy of their own: looking for what was meant takes long
 _LONGEST = 200  # characters of a path or of a number: both can be as long as the file
@@ -35,6 +37,7 @@ _CLAIM_FIELDS: tuple[Path, ...] = (
 )
 _CLAIM_WHY = "Epsilon, delta, unit and adjacency are one claim, and each without the others promises nothing."
 _NUMBER = re.compile(r"\s*[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?\s*")
+_PLACEHOLDER = re.compile(r"<[^<>]+>")
 _NO_NUMBER = re.compile(r"\s*[-+]?\.?(inf|nan|infinity)\s*", re.IGNORECASE)
 # Faults of fields that take no free text.
 _NO_TEXT = frozenset(
@@ -50,14 +53,6 @@ _KINDS = {
     "dict_type": "a mapping of fields",
     "date_type": "a date such as 2026-12-31",
 }
-
-
-def dotted(path: Path) -> str:
-    """("waivers", 0, "owner") as "waivers[0].owner"; the empty path as "spec"."""
-    text = ""
-    for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}"
-    return printable(text.removeprefix("."))[:_LONGEST] or "spec"
 
 
 def place(positions: Mapping[Path, Position], path: Path, *, key: bool = False) -> tuple[int | None, int | None]:
@@ -94,11 +89,12 @@ def field_findings(
     positions = document.positions
     places = [tuple(detail["loc"]) for detail in details]
     unknown = {
-        path: _unknown(model, path, document) if number < _MOST else (_known(model, path), [])
+        path: targets(model, path, document) if number < _MOST else []
         for number, (detail, path) in enumerate(zip(details, places, strict=True))
         if detail["type"] == "extra_forbidden" and path
     }
-    explained = {targets[0] for _, targets in unknown.values() if len(targets) == 1}
+    explained = {meanings[0] for meanings in unknown.values() if len(meanings) == 1}
+    document = replace(document, elsewhere=elsewhere(unknown.items(), document))
     around = {path[:length] for path in places for length in range(len(path))}
     findings = []
     for number, (detail, path) in enumerate(zip(details, places, strict=True)):
@@ -107,11 +103,12 @@ def field_findings(
         if detail["type"] == "too_short" and path in around:
             continue  # the list is not empty: its entries are wrong
         if path in unknown:
-            id, message, fix = "PS000", f"expected a known field, received {_shown(str(path[-1]))}.", unknown[path][0]
+            id, message = "PS000", f"expected a known field, received {shown_value(str(path[-1]))}."
+            fix = remedy(model, path, unknown[path], document) if number < _MOST else known(model, path)
         elif number < _MOST:
             id, message, fix = _explain(detail, path, model, document)
         else:
-            received = "nothing" if detail["type"] == "missing" else _shown(detail["input"])
+            received = "nothing" if detail["type"] == "missing" else shown_value(detail["input"])
             id, message = "PS000", f"expected a valid value, received {received}."
             fix = f"Mend the first {_MOST} faults of the file, then have it checked again."
         line, column = place(positions, path, key=path in unknown)
@@ -131,15 +128,45 @@ def field_findings(
     return sorted(findings, key=lambda finding: (finding.line or 0, finding.column or 0))
 
 
+def placeholders(values: Any, file: str | None, document: Document) -> Iterator[Finding]:
+    """A finding for each text that is a placeholder of a message, copied as it stands."""
+    for path, value in _texts(values):
+        if _PLACEHOLDER.fullmatch(value):
+            line, column = place(document.positions, path)
+            message = f"expected a text of your own, received the placeholder {shown_value(value)}."
+            yield Finding(
+                id="PS000",
+                severity=Severity.ERROR,
+                where=dotted(path),
+                message=document.named(message),
+                fix=f"Write in its place: {value.strip('<>')}.",
+                file=file,
+                line=line,
+                column=column,
+            )
+
+
+def _texts(value: Any, path: Path = ()) -> Iterator[tuple[Path, str]]:
+    """Every text within plain values, and where it stands."""
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, dict):
+        for key, inside in value.items():
+            yield from _texts(inside, (*path, key))
+    elif isinstance(value, list | tuple):
+        for index, inside in enumerate(value):
+            yield from _texts(inside, (*path, index))
+
+
 def _explain(detail: ErrorDetails, path: Path, model: type[BaseModel], document: Document) -> tuple[str, str, str]:
     """Id, message and fix of one pydantic error."""
     kind, value = detail["type"], detail["input"]
     position = document.positions.get(path)
     in_section = bool(path) and isinstance(path[-1], str)
     empty = value is None and in_section and position is not None and position.is_empty
-    received = f"received {'nothing' if empty else _shown(value)}."
+    received = f"received {'nothing' if empty else shown_value(value)}."
     if isinstance(value, str) and kind in _NO_TEXT and (found := foreign_space(value[:_LONGEST])) is not None:
-        return "PS000", f"expected a value without {with_article(found[1])}, {received}", _plain_space(value, *found)
+        return "PS000", f"expected a value without {with_article(found[1])}, {received}", plain_space(value, *found)
     if kind == "missing" or empty or (path in _CLAIM_FIELDS and value is None):
         what = "null" if kind != "missing" and not empty else "nothing"
         fix = _absent(model, path, document)
@@ -166,23 +193,16 @@ def _explain(detail: ErrorDetails, path: Path, model: type[BaseModel], document:
     if kind in ("model_type", "dict_type") and path:
         expected = f"expected {_KINDS[kind]}, {received}"
         if isinstance(value, str) and (glued := without_space(value)) and document.format == "yaml":
-            return "PS000", expected, f"Write a space after the colon: {glued[0]}: {glued[1]}"
-        line = sample(model, path, document.format, value)
+            return "PS000", expected, f"{SPACE}{glued[0]}: {glued[1]}"
+        line = sample(model, path, document, value)
         if line is not None:
             return "PS000", expected, f"Write the fields of the section; such as: {line}"
     return "PS000", *_explain_value(detail, path, model, document)
 
 
-def _plain_space(text: str, at: int, name: str) -> str:
-    """The remedy for a character that looks like a space or like nothing."""
-    rest = text.strip()
-    where = f"before {_shown(rest)}" if not text[:at].strip() else f"behind {_shown(text[:at].strip())}"
-    return f"Delete the {name} {where}, or write a plain space in its place."
-
-
 def _explain_value(detail: ErrorDetails, path: Path, model: type[BaseModel], document: Document) -> tuple[str, str]:
     kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
-    received = f"received {_shown(value)}."
+    received = f"received {shown_value(value)}."
     match kind:
         case "literal_error":
             choices = choices_at(model, path)
@@ -191,7 +211,7 @@ def _explain_value(detail: ErrorDetails, path: Path, model: type[BaseModel], doc
                 what = f'the text "{value}", received the number {value}.' if str(value) in choices else None
                 return (
                     f"expected {what or f'{choices[0]}, {received}'}",
-                    f"Write it{quoted}: {sample(model, path, document.format)}",
+                    f"Write it{quoted}: {sample(model, path, document)}",
                 )
             if not isinstance(value, str) and str(value) in choices:
                 return f'expected the text "{value}", received the number {value}.', f'Write it in quotes: "{value}".'
@@ -209,14 +229,11 @@ def _explain_value(detail: ErrorDetails, path: Path, model: type[BaseModel], doc
                 model, path, document
             )
         case "string_pattern_mismatch" if path[-1] == "finding":
-            fix = "Write PS and three digits, in quotes or not; `tfdp explain` lists every id."
-            return f"expected an id such as PS008, {received}", fix
+            return f"expected an id such as PS008, {received}", id_fix(value)
         case "string_pattern_mismatch":
             return f"expected a text that is not blank, {received}", _help(model, path, document)
         case _ if kind.startswith("date"):
-            day = day_meant(value)
-            fix = f"Write {day}: the year, the month, the day." if day else _help(model, path, document)
-            return f"expected a date such as 2026-12-31, {received}", fix
+            return f"expected a date such as 2026-12-31, {received}", date_fix(value) or _help(model, path, document)
         case _ if kind in _KINDS:
             fix = repaired(kind, value, document.format) or _help(model, path, document)
             return f"expected {_KINDS[kind]}, {received}", fix
@@ -226,7 +243,7 @@ def _explain_value(detail: ErrorDetails, path: Path, model: type[BaseModel], doc
 def _choice(model: type[BaseModel], path: Path, choices: list[str], value: Any) -> str:
     """Which of the choices was meant, or else what each of them means."""
     name = _field_name(model, path)
-    word = _shown(value) if isinstance(value, bool) else str(value)
+    word = shown_value(value) if isinstance(value, bool) else str(value)
     close = meant_choice(name, plain(word)) or closest(word, choices)
     return f"Did you mean {close}?" if close else f"Write one of them: {explained(name, choices)}."
 
@@ -239,98 +256,26 @@ def _field_name(model: type[BaseModel], path: Path) -> str:
     return f"{owner.__name__}.{path[-1]}" if owner and path else ""
 
 
-def _shown(value: Any) -> str:
-    """A value as it would be written in the spec, shortened."""
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "true" if value else "false"
-        case dict():
-            return "a mapping"
-        case list() | tuple():
-            return "a list"
-        case int() if value.bit_length() > 200:
-            return f"a number of {value.bit_length()} bits"
-    text = repr(value[:_LONGEST] if isinstance(value, str) else value)
-    return text if len(text) <= 80 else f"{text[:76]}...{text[-1]}"
-
-
-def _unknown(model: type[BaseModel], path: Path, document: Document) -> tuple[str, list[Path]]:
-    """The remedy for an unknown field, and the fields that it stands for."""
-    name = str(path[-1])[:_LONGEST]
-    here = section(model, path[:-1])
-    names = list(here.model_fields) if here else []
-    if (glued := without_space(name)) and glued[0] in names:
-        if document.format == "json":
-            return f"Write {snippet(*glued, document.format)}", [(*path[:-1], glued[0])]
-        return f"Write a space after the colon: {glued[0]}: {glued[1]}", [(*path[:-1], glued[0])]
-    if (found := foreign_space(name)) is not None:
-        word = "".join(name[: found[0]] + name[found[0] + 1 :]).strip()
-        return _plain_space(name, *found), meant(model, (*path[:-1], word))
-    targets = meant(model, path)
-    if not targets:
-        return _known(model, path), []
-    if targets[0][:-1] == path[:-1]:
-        close = str(targets[0][-1])
-        if holds(document.value, targets[0]):
-            return f"Did you mean {close}? It is there already: delete {printable(name)}.", targets
-        return f"Did you mean {close}?", targets
-    if len(targets) == 1 and targets[0][-1] == name:
-        return _moved(path, targets[0], document), targets
-    return f"Did you mean {' or '.join(map(dotted, targets))}?", targets
-
-
-def _known(model: type[BaseModel], path: Path) -> str:
-    """The fields that could stand where an unknown one does."""
-    here = section(model, path[:-1])
-    return f"Known here: {', '.join(here.model_fields)}." if here else "Delete it."
-
-
-def _moved(path: Path, target: Path, document: Document) -> str:
-    """The remedy for a field that stands in another section than its own."""
-    name, here = path[-1], f"under {dotted(path[:-1])}" if path[:-1] else "at the top level"
-    there = f"in {dotted(target[:-1])}" if target[:-1] else "at the top level"
-    stands = f"{name} stands {here} and belongs {there}"
-    if holds(document.value, target):
-        return f"{stands}. It is there already: delete it here."
-    if document.format == "json":
-        return (
-            f"{stands}: move it {f'into the braces of {dotted(target[:-1])}' if target[:-1] else 'out of the braces'}."
-        )
-    if not target[:-1]:
-        return f"{stands}: move it out: no indentation."
-    return f"{stands}: move it there."
-
-
-def holds(value: Any, path: Path) -> bool:
-    """Whether a document has something at a path."""
-    for part in path:
-        try:
-            value = value[part]
-        except (LookupError, TypeError):
-            return False
-    return True
-
-
 def _absent(model: type[BaseModel], path: Path, document: Document) -> str:
     """What to add where a field is missing or empty."""
     if not path or not isinstance(path[-1], str):
         return _help(model, path, document)
     owner = section(model, path[:-1])
     field = owner.model_fields.get(path[-1]) if owner else None
-    line = sample(model, path, document.format)
+    line = sample(model, path, document)
     if field is None or line is None:
         return _help(model, path, document).replace("Correct it; ", "Add ", 1)
-    inside, choices = section(model, path), choices_at(model, path)
+    inside = section(model, path)
     add = "Add" if field.is_required() else "Delete the line, or add"
     if inside is not None:
-        return f"{add} the section, with {fields_of(inside)}; such as: {line}"
-    if len(choices) == 1:
+        choices = choices_of(inside)
+        return f"{add} the section, with {fields_of(inside)}{choices and f' ({choices})'}; such as: {line}"
+    values = choices_at(model, path)
+    if len(values) == 1:
         return f"{add} the line: {line}"
-    values = f" Choices: {explained(_field_name(model, path), choices)}." if choices else ""
+    choices = f" Choices: {explained(_field_name(model, path), values)}." if values else ""
     return (
-        f"{add} {path[-1]}. {' '.join((field.description or '').split())}{values} {such_as(document, path[:-1], line)}"
+        f"{add} {path[-1]}. {' '.join((field.description or '').split())}{choices} {such_as(document, path[:-1], line)}"
     )
 
 
@@ -344,6 +289,6 @@ def _help(model: type[BaseModel], path: Path, document: Document) -> str:
     field = owner.model_fields.get(str(path[-1])) if owner else None
     if field is None or field.description is None:
         return "Correct it."
-    line = sample(model, path, document.format)
+    line = sample(model, path, document)
     example = f" Such as: {line}" if line else ""
     return f"Correct it; {path[-1]}: {' '.join(field.description.split())}{example}"

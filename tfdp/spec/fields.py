@@ -39,7 +39,7 @@ class PrivacyUnit(Section):
     kind: Literal["example", "sequence", "document", "user"]
     """What is added or removed between two neighbouring data sets."""
     description: Text
-    """The unit in the words of the data set, such as "all e-mails sent from one address"."""
+    """The unit in the words of the data set, such as "one answer of one respondent" or "all e-mails of one address"."""
     id_field: Text | None = None
     """Field of a record that names its unit. Required for document and user."""
     max_records_per_unit: Count | None = None

@@ -7,6 +7,7 @@ import re
 
 from tfdp.spec.notation import foreign_space, leading_zero, word_for, wrong_bracket
 
+SPACE = "Write a space after the colon: "
 _SEPARATOR = re.compile(r"---(?:\s|$)")
 _OPENING = re.compile(r"(?:^|[:-]\s|[\[{,])\s*([\"'])")
 _QUOTED = {'"': re.compile(r'"(?:[^"\\]|\\.)*"'), "'": re.compile(r"'(?:[^']|'')*'")}
@@ -30,7 +31,10 @@ def yaml_fix(text: str, general: str, unclosed: bool, line: int | None) -> tuple
         unclosed: a quote is open until the end.
         line: where the error was found, from 1.
     """
-    lines = _BREAK.split(text)[: line or None]
+    every = _BREAK.split(text)
+    lines = every[: line or None]
+    if line is not None and "\t" in _margin(lines[-1]):
+        return _without_tabs(every, line), None
     first = max(0, len(lines) - _MOST)
     ends = [found[0] for found in _BREAK.finditer(text)][: len(lines)]
     for number, end in list(enumerate(ends, 1))[-3:]:
@@ -41,10 +45,10 @@ def yaml_fix(text: str, general: str, unclosed: bool, line: int | None) -> tuple
         if (found := foreign_space(written)) is not None and _BEFORE_VALUE.fullmatch(written, 0, found[0]):
             return f"Write a plain space in place of the {found[1]} on line {number}, column {found[0] + 1}.", number
         if glued := without_space(lines[number - 1]):
-            return f"Write a space after the colon: {glued[0]}: {glued[1]}", number
+            return f"{SPACE}{glued[0]}: {glued[1]}", number
     for number in range(first + 1, len(lines) + 1):
-        if re.match(r"\s*(//|/\*)", lines[number - 1][:_MOST]):
-            return f"Is line {number} a comment? In YAML a comment begins with #.", number
+        if comment := re.match(r"\s*(//|/\*)", lines[number - 1][:_MOST]):
+            return f"Is line {number} a comment? In YAML it begins with #: write # in place of {comment[1]}.", number
     for number in range(first + 1, len(lines) + 1):
         if _is_open(lines[number - 1]):
             at = number if unclosed else None  # nothing closes it: then that is the place
@@ -56,6 +60,24 @@ def yaml_fix(text: str, general: str, unclosed: bool, line: int | None) -> tuple
         if word := re.fullmatch(r"\s*([a-z_]{3,60})(?:\s+[\w.+-]+)?\s*(?:#.*)?", lines[number - 1][:_MOST]):
             return f"Is a colon missing after {word[1]}, on line {number}?", None
     return general, None
+
+
+def _without_tabs(lines: list[str], number: int) -> str:
+    """How many spaces belong in place of a tab before a line, and before those that follow it with the same one."""
+    margin, last = _margin(lines[number - 1]), number
+    while last < len(lines) and _margin(lines[last]) == margin:
+        last += 1
+    above = [text for text in lines[: number - 1] if _has_content(text) and "\t" not in _margin(text)]
+    depths = [len(_margin(text)) for text in above]
+    spaces = depths[-1] if depths else 0
+    if above and _without_comment(above[-1]).rstrip().endswith(":"):
+        spaces += min((depth for depth in depths if depth), default=2)
+    where = f"line {number}" if last == number else f"lines {number} to {last}"
+    return f"Indent with spaces: YAML takes no tabs there. Write {spaces} spaces in place of the tab on {where}."
+
+
+def _margin(line: str) -> str:
+    return line[: len(line) - len(line.lstrip(" \t"))]
 
 
 def json_place(text: str, error: json.JSONDecodeError) -> tuple[int, int]:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
+from typing import Any
 
 from tfdp.spec.numbers import with_article
+
+_LONGEST = 200  # characters of a value: it can be as long as the file
 
 _INDENT = "Is this line, or the one before it, indented like its neighbours? Quote a text that has a colon in it."
 _BRACKET = "Is a bracket not closed, or a comma missing between two entries?"
@@ -35,7 +38,7 @@ _YAML: tuple[tuple[str, str, str], ...] = (
     (r"expected ',' or '(?P<close>[\]}])'", "no comma between two entries, nor a {close!r} after them", _BRACKET),
     (r"found unexpected end of stream", "a quote that is not closed", "Is a quote not closed?"),
     (r"found unexpected document separator", "a quote that is not closed before ---", "Is a quote not closed?"),
-    (r"found character '\\t'", "a tab", "Indent with spaces: YAML takes no tabs there."),
+    (r"found character '\\t'", "a tab", "Write spaces: YAML takes no tabs there."),
     (
         r"found character '(?P<got>.+)' that cannot",
         "a value that begins with {got!r}",
@@ -96,6 +99,30 @@ def foreign_space(text: str) -> tuple[int, str] | None:
             name = unicodedata.name(character, "invisible character").lower()
             return at, f"{name} (U+{ord(character):04X})"
     return None
+
+
+def shown_value(value: Any) -> str:
+    """A value as it would be written in the spec, shortened."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true" if value else "false"
+        case dict():
+            return "a mapping"
+        case list() | tuple():
+            return "a list"
+        case int() if value.bit_length() > 200:
+            return f"a number of {value.bit_length()} bits"
+    text = repr(value[:_LONGEST] if isinstance(value, str) else value)
+    return text if len(text) <= 80 else f"{text[:76]}...{text[-1]}"
+
+
+def plain_space(text: str, at: int, name: str) -> str:
+    """The remedy for a character that looks like a space or like nothing."""
+    rest = text.strip()
+    where = f"before {shown_value(rest)}" if not text[:at].strip() else f"behind {shown_value(text[:at].strip())}"
+    return f"Delete the {name} {where}, or write a plain space in its place."
 
 
 def leading_zero(text: str, error: json.JSONDecodeError) -> str | None:

@@ -14,7 +14,7 @@ from tfdp.files import sha256_text
 from tfdp.findings import Finding, Severity
 from tfdp.spec import faults
 from tfdp.spec.cuts import find_cuts
-from tfdp.spec.documents import Document, Format, Path, ReadingError
+from tfdp.spec.documents import Document, Format, Path, ReadingError, dotted, holds
 from tfdp.spec.fields import (
     Accountant,
     Budget,
@@ -144,6 +144,8 @@ class PrivacySpec(Section):
         except ValidationError as error:
             details = error.errors(include_url=False)
             raise _invalid(name, faults.field_findings(details, cls, name, document)) from None
+        if findings := list(faults.placeholders(document.value, name, document)):
+            raise _invalid(name, findings)
         spec._file, spec._document = name, document
         return spec
 
@@ -168,9 +170,7 @@ class PrivacySpec(Section):
     def such_as(self, path: Path, value: Any = ...) -> str:
         """A field as a line that can be copied into the file; without a value with one of the examples."""
         document = self._document
-        text = (
-            sample(type(self), path, document.format) if value is ... else line(str(path[-1]), value, document.format)
-        )
+        text = sample(type(self), path, document) if value is ... else line(str(path[-1]), value, document.format)
         return such_as(document, path[:-1], text or str(path[-1]))
 
     def snippet(self, name: str, value: str) -> str:
@@ -179,11 +179,11 @@ class PrivacySpec(Section):
 
     def change(self, path: Path, value: str) -> str:
         """A field of a section and its new value, for a remedy: "in claim, write adjacency: zero_out"."""
-        return f"in {faults.dotted(path[:-1])}, write {self.snippet(str(path[-1]), value)}"
+        return f"in {dotted(path[:-1])}, write {self.snippet(str(path[-1]), value)}"
 
     def states(self, path: Path) -> bool:
         """Whether the file itself has a field, or a default stands in for it."""
-        return faults.holds(self._document.value, path)
+        return holds(self._document.value, path)
 
     def finding(self, id: str, severity: Severity, path: Path, message: str, fix: str) -> Finding:
         """A finding at a field of this spec, with its place in the file."""
@@ -191,7 +191,7 @@ class PrivacySpec(Section):
         return Finding(
             id=id,
             severity=severity,
-            where=faults.dotted(path),
+            where=dotted(path),
             message=self._document.named(message),
             fix=fix,
             file=self._file,

@@ -34,6 +34,27 @@ def day_meant(value: Any) -> str | None:
         return None
 
 
+def date_fix(value: Any) -> str | None:
+    """How to write a date, and whether it is past already: it is the last day of a waiver."""
+    day = day_meant(value)
+    if day is None:
+        return None
+    past = datetime.date.fromisoformat(day) < datetime.datetime.now(datetime.UTC).date()
+    return f"Write {day}: the year, the month, the day.{' That day is past: a waiver takes a later one.' * past}"
+
+
+def id_fix(value: Any) -> str:
+    """The ids that a shorter one may stand for: PS04 for PS004 and PS040."""
+    found = re.fullmatch(r"\s*ps[\s_-]*(\d{1,3})\s*", value[:LONGEST], re.IGNORECASE | re.ASCII)
+    if found is None:
+        return "Write PS and three digits, in quotes or not; `tfdp explain` lists every id."
+    digits = found[1]
+    while len(digits) < 2:
+        digits = f"0{digits}"
+    meant = [digits] if len(digits) == 3 else sorted({f"{digits[:at]}0{digits[at:]}" for at in range(3)})
+    return f"Did you mean {' or '.join(f'PS{each}' for each in meant)}? `tfdp explain` lists every id."
+
+
 def repaired(kind: str, value: Any, format: Format) -> str | None:
     """How to write what was evidently meant, where that is evident."""
     if not isinstance(value, str) or len(value) > LONGEST:

@@ -6,7 +6,7 @@ schema cannot say everything that the reader refuses:
 - a key that occurs twice, an alias, a tag, a second document: they are gone before a schema sees the values;
 - 6000.0 where a whole number belongs: to a schema it is 6000;
 - NaN, which is neither above nor below a bound, and a date that no calendar has;
-- text with half of a surrogate pair.
+- text with half of a surrogate pair, or that is a placeholder of a message, such as <name of the data set>.
 
 Nor does it hold the rules of `tfdp.review`: fields that exclude or require each other, and whether the claim is earned.
 """

@@ -58,6 +58,8 @@ def read_yaml(text: str) -> list[Document | ReadingError]:
         at = mark.line + 1 if mark else None
         column = mark.column + 1 if mark else None
         fix, other = hints.yaml_fix(text, general, "end of stream" in said, at)
+        if fix.startswith(hints.SPACE):
+            problem = "no space after the colon"
         if other is not None:
             written = re.split("\r\n|[\n\r\x85\u2028\u2029]", text)[other - 1]
             at, column = other, len(written) - len(written.lstrip()) + 1
