@@ -225,9 +225,7 @@ class PrivateTrainStep:
             )
             return sums, losses, y_pred if keep_predictions else None
 
-        # Called in two places: inlined, it would be optimised and held twice.
-        once = {"_noinline": True}
-        return tf.function(microbatch, autograph=False, jit_compile=self._jit_compile, experimental_attributes=once)
+        return tf.function(microbatch, autograph=False, jit_compile=self._jit_compile)
 
     def _update_metrics(self, part: Any, losses: Any, y_pred: Any, unit_weight: Any, record_weight: Any) -> None:
         """Exact values on private data, as in any fit; the card says that they are not covered."""
