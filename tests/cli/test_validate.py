@@ -53,6 +53,26 @@ def test_warning_does_not_block(run, tmp_path):
     assert run("validate", GOOD, "--fail-on", "note")[0] == 0
 
 
+@pytest.mark.parametrize(("deduplication", "told"), [("exact", True), ("none", False)])
+def test_a_waiver_that_excuses_nothing_is_told(run, tmp_path, deduplication, told):
+    path = tmp_path / "waived.yaml"
+    text = GOOD.read_text().replace("deduplication: exact", f"deduplication: {deduplication}")
+    path.write_text(f"{text}waivers: [{{finding: PS008, reason: r, owner: o, expires: 2999-12-31}}]\n")
+    assert f"deduplication: {deduplication}" in path.read_text()
+    code, out, _ = run("validate", path, "--fail-on", "note")
+    assert code == 0
+    assert ("Waived, but not found: PS008." in out) == told
+    assert ("1 waived" in out) != told
+
+
+@pytest.mark.parametrize("written", ["PS04", "PS4"])
+def test_an_id_of_a_waiver_is_told_with_titles(run, tmp_path, written):
+    path = tmp_path / "waived.yaml"
+    path.write_text(f"{GOOD.read_text()}waivers: [{{finding: {written}, reason: r, expires: 2999-12-31}}]\n")
+    _, out, _ = run("validate", path)
+    assert "= fix: Did you mean PS004 (delta is above 1/(10 num_units)) or PS040 (Tuning on private data is not " in out
+
+
 def test_several_files_are_all_reviewed(run, bad, tmp_path):
     code, out, _ = run("validate", bad, tmp_path / "absent.yaml", GOOD, tmp_path)
     assert code == 1

@@ -294,6 +294,7 @@ class TestWaivers:
         finding = one(changes, "PS040")
         assert "nothing supports it" in finding.message
         assert "in tuning, write accounted: false" in finding.fix
+        assert "budget: {dataset_id: <name of the data set>, ledger: <file of the ledger>}" in finding.fix
         budget = {"dataset_id": "d", "ledger": "budget.jsonl"}
         assert [f.id for f in review(spec_of(changes | {"budget": budget}))] == []
         assert [f.id for f in review(spec_of(changes | {"budget": {"dataset_id": "d"}}))] == ["PS040"]

@@ -31,6 +31,7 @@ def test_in_force_until_the_end_of_its_last_day():
     result = judged(DUPLICATES)
     assert ids(result) == []
     assert [(waived.finding.id, waived.waiver.owner) for waived in result.waived] == [("PS008", "Ada")]
+    assert result.idle == ()
 
 
 def test_the_day_after_it_is_an_error_and_excuses_nothing():
@@ -64,7 +65,8 @@ def test_what_cannot_be_waived_is_not_to_be_renewed(owner):
 
 def test_an_error_stays_and_says_that_its_waiver_has_no_effect():
     result = judged(BASE.replace("deduplication", "num_records: 60000\n  deduplication"), finding="PS040")
-    assert ids(result) == [], "a waiver of what is not there is silent: it may be there with --data or --run"
+    assert ids(result) == [], "a waiver of what is not there is no fault: it may be there with --data or --run"
+    assert [waiver.finding for waiver in result.idle] == ["PS040"]
     covered = BASE.replace("[training]", "[training, tuning]") + "tuning: {kind: private}\n"
     result = judged(covered, finding="PS040")
     assert ids(result) == [("PS040", "error")]

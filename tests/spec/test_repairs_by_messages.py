@@ -119,10 +119,26 @@ class TestPlaceholders:
 
     @pytest.mark.parametrize("text", ["<one unit in your words>", "<x>"])
     def test_one_that_is_left_is_an_error(self, text):
-        with pytest.raises(SpecError, match="text of your own, received the placeholder") as caught:
+        with pytest.raises(SpecError, match="value of your own, received the placeholder") as caught:
             PrivacySpec.from_text(changed("one text", f'"{text}"'))
         (finding,) = caught.value.findings
         assert (finding.id, finding.where, finding.line) == ("PS000", "claim.privacy_unit.description", 7)
+
+    @pytest.mark.parametrize(
+        ("old", "new", "where"),
+        [
+            ("60000", "<number of users>", "data.num_units"),
+            ("[training]", "<a list>", "claim.data_accesses"),
+            ("add_or_remove_one", "<choice>", "claim.adjacency"),
+            (
+                BASE[-5:],
+                f"{BASE[-5:]}waivers: [{{finding: PS050, reason: r, expires: <YYYY-MM-DD>}}]\n",
+                "waivers[0].expires",
+            ),
+        ],
+    )
+    def test_one_that_is_left_is_not_offered_again(self, old, new, where):
+        assert fixes(changed(old, new)) == {where: "Write your own in its place, without the brackets."}
 
     @pytest.mark.parametrize("text", ["a <b> c", "x < y", "<>", "<a> and <b>"])
     def test_angle_brackets_in_a_text(self, text):

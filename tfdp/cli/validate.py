@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tfdp.findings import Finding
     from tfdp.review.contributions import Contributions
     from tfdp.review.waivers import Waived
-    from tfdp.spec import PrivacySpec
+    from tfdp.spec import PrivacySpec, Waiver
 
 _EXAMPLE = """Examples:
 
@@ -114,6 +114,7 @@ def _report(paths: Sequence[str], fail_on: str, data: str | None, runs: Sequence
     sources = collect(paths)
     specs: list[PrivacySpec] = []
     waived: list[Waived] = []
+    idle: list[Waiver] = []
     today = datetime.datetime.now(datetime.UTC).date()
     with costs.kept_in(KeptAnswers.of_the_user() if cache else None):
         read: list[tuple[list[PrivacySpec], list[Finding]]] = []
@@ -132,9 +133,10 @@ def _report(paths: Sequence[str], fail_on: str, data: str | None, runs: Sequence
                 judged = apply_waivers(spec, _findings(spec, contributions, runs), today)
                 here += judged.findings
                 waived += judged.waived
+                idle += judged.idle
             findings += sorted(here, key=lambda finding: (finding.line or 0, finding.column or 0))
     count = sum(len(found) + bool(faults) for found, faults in read)
-    return Report(sources, count, findings, waived, Severity(fail_on))
+    return Report(sources, count, findings, waived, Severity(fail_on), idle)
 
 
 def _findings(spec: PrivacySpec, contributions: Contributions | None, runs: Sequence[str]) -> list[Finding]:

@@ -174,8 +174,13 @@ def claim_is_covered(spec: PrivacySpec) -> Iterator[Finding]:
             "expected a ledger in budget, on which the trials are counted, received accounted: true without one: "
             "nothing supports it."
         )
+        if spec.budget is None:
+            ledger = {"dataset_id": "<name of the data set>", "ledger": "<file of the ledger>"}
+            such = spec.such_as(("budget",), ledger)
+        else:
+            such = spec.such_as(("budget", "ledger"))
         fix = (
-            f"Write the ledger under which the trials ran. {spec.such_as(('budget', 'ledger'))} Or, where they are not "
+            f"Write the ledger under which the trials ran. {such} Or, where they are not "
             f"counted, {spec.change(('tuning', 'accounted'), 'false')} and accept it: {written_waiver(spec, 'PS040')}."
         )
         yield spec.finding("PS040", Severity.WARNING, ("tuning", "accounted"), message, fix)

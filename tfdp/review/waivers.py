@@ -39,10 +39,12 @@ class Judged:
     Attributes:
         findings: what is left, with the findings about the waivers themselves.
         waived: what is accepted.
+        idle: waivers in force of findings that are not there; with other data or another run they may be.
     """
 
     findings: tuple[Finding, ...]
     waived: tuple[Waived, ...]
+    idle: tuple[Waiver, ...] = ()
 
 
 def written_waiver(spec: PrivacySpec, id: str) -> str:
@@ -82,7 +84,9 @@ def apply_waivers(spec: PrivacySpec, findings: Sequence[Finding], today: datetim
         else:
             kept.append(finding)
     kept = sorted([*kept, *about], key=lambda finding: (finding.line or 0, finding.column or 0))
-    return Judged(tuple(kept), tuple(waived))
+    there = {finding.id for finding in findings}
+    idle = [waiver for id, waiver in in_force.items() if id not in there]
+    return Judged(tuple(kept), tuple(waived), tuple(idle))
 
 
 def titled(finding: Finding) -> Finding:

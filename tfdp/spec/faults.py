@@ -37,6 +37,7 @@ _CLAIM_FIELDS: tuple[Path, ...] = (
 )
 _CLAIM_WHY = "Epsilon, delta, unit and adjacency are one claim, and each without the others promises nothing."
 _NUMBER = re.compile(r"\s*[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?\s*")
+_OWN = "Write your own in its place, without the brackets."
 _PLACEHOLDER = re.compile(r"<[^<>]+>")
 _NO_NUMBER = re.compile(r"\s*[-+]?\.?(inf|nan|infinity)\s*", re.IGNORECASE)
 # Faults of fields that take no free text.
@@ -133,13 +134,13 @@ def placeholders(values: Any, file: str | None, document: Document) -> Iterator[
     for path, value in _texts(values):
         if _PLACEHOLDER.fullmatch(value):
             line, column = place(document.positions, path)
-            message = f"expected a text of your own, received the placeholder {shown_value(value)}."
+            message = f"expected a value of your own, received the placeholder {shown_value(value)}."
             yield Finding(
                 id="PS000",
                 severity=Severity.ERROR,
                 where=dotted(path),
                 message=document.named(message),
-                fix=f"Write in its place: {value.strip('<>')}.",
+                fix=_OWN,
                 file=file,
                 line=line,
                 column=column,
@@ -167,6 +168,8 @@ def _explain(detail: ErrorDetails, path: Path, model: type[BaseModel], document:
     received = f"received {'nothing' if empty else shown_value(value)}."
     if isinstance(value, str) and kind in _NO_TEXT and (found := foreign_space(value[:_LONGEST])) is not None:
         return "PS000", f"expected a value without {with_article(found[1])}, {received}", plain_space(value, *found)
+    if isinstance(value, str) and _PLACEHOLDER.fullmatch(value[:_LONGEST]):
+        return "PS000", f"expected a value of your own, received the placeholder {shown_value(value)}.", _OWN
     if kind == "missing" or empty or (path in _CLAIM_FIELDS and value is None):
         what = "null" if kind != "missing" and not empty else "nothing"
         fix = _absent(model, path, document)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tfdp.cli.checking.sources import Source
 from tfdp.findings import Finding, Severity
 from tfdp.review.waivers import Waived
+from tfdp.spec import Waiver
 
 ORDER = (Severity.ERROR, Severity.WARNING, Severity.NOTE)
 
@@ -21,6 +22,7 @@ class Report:
         specs: how many specs they hold.
         findings: in the order of the files.
         waived: what a waiver excuses.
+        idle: waivers that excuse nothing of what was found.
         fail_on: the mildest severity that fails.
     """
 
@@ -29,6 +31,7 @@ class Report:
     findings: Sequence[Finding]
     waived: Sequence[Waived]
     fail_on: Severity
+    idle: Sequence[Waiver] = ()
 
     def count(self, severity: Severity) -> int:
         return sum(finding.severity is severity for finding in self.findings)

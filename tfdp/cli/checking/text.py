@@ -48,6 +48,9 @@ def render(report: Report, *, colour: bool) -> str:
         counts.append(f"{len(report.waived)} waived")
     summary = f"{_count(report.specs, 'spec')}: {', '.join(counts)}."
     parts.append(style(summary, "error" if report.failed else "good") + "\n")
+    if report.idle:
+        idle = ", ".join(dict.fromkeys(waiver.finding for waiver in report.idle))
+        parts.append(f"Waived, but not found: {idle}. Delete such a waiver where nothing else needs it.\n")
     if report.findings:
         ids = list(dict.fromkeys(finding.id for finding in report.findings))
         parts.append(f"Why it matters: tfdp explain {' '.join(ids)}\n")
