@@ -97,11 +97,7 @@ def _glued(model: type[BaseModel], path: Path) -> tuple[str, str] | None:
 
 def _of_dotted(model: type[BaseModel], path: Path, parts: Path) -> list[Path]:
     """The fields of a name such as claim.epsilon, which messages and other tools write for the field of a section."""
-    fields = list(all_fields(model))
-    for whole in ((*path[:-1], *parts), parts):
-        if whole in fields:
-            return [whole]
-    if ends := [field for field in fields if field[-len(parts) :] == parts]:
+    if ends := [field for field in all_fields(model) if field[-len(parts) :] == parts]:
         return ends
     for whole in ((*path[:-1], *parts), parts):
         if section(model, whole[:-1]) is not None:
