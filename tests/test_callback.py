@@ -783,10 +783,10 @@ class TestLaw7:
 
     @pytest.mark.parametrize("inside", ["optimizer", "model", "fit"])
     def test_a_distribution_strategy(self, plan, path, inside):
-        """Every replica would draw its own noise, and take the sum of all for its own."""
-        strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+        """One that is not supported; for MirroredStrategy see `test_replicas.py`."""
+        strategy = tf.distribute.OneDeviceStrategy("CPU:0")
         if inside == "optimizer":
-            with strategy.scope(), pytest.raises(MisuseError, match="Received: MirroredStrategy"):
+            with strategy.scope(), pytest.raises(MisuseError, match="Received: OneDeviceStrategy"):
                 tfdp.dp_optimizer("sgd", plan)
             return
         callback = tfdp.PrivacyCallback(plan, path)
@@ -797,7 +797,7 @@ class TestLaw7:
             return
         with strategy.scope():
             model = network()
-        self.refused(MisuseError, "outside of a tf.distribute", compiled(model, plan), plan, [callback])
+        self.refused(MisuseError, "within one tf.distribute scope", compiled(model, plan), plan, [callback])
 
     def test_layers_without_a_rule_have_to_be_allowed(self, plan, path):
         up = [keras.layers.Reshape((4, 1)), keras.layers.Conv1DTranspose(2, 1, name="up"), keras.layers.Flatten()]

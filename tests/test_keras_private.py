@@ -266,3 +266,17 @@ def test_a_fit_is_found_on_the_stack():
     model.evaluate(np.ones((2, 2)), np.ones((2, 2)), callbacks=[look], verbose=0)
     assert seen == [(True, False), False]
     assert not mine(None)
+
+
+def test_the_shared_generator_is_the_one_that_keras_draws_from():
+    before = keras_private.shared_seed_state().numpy()
+    keras.random.normal((1,))
+    assert not np.array_equal(before, keras_private.shared_seed_state().numpy())
+
+
+def test_the_strategy_that_a_model_was_made_under():
+    strategy = tf.distribute.OneDeviceStrategy("CPU:0")
+    with strategy.scope():
+        inside = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
+    assert keras_private.strategy_made_under(inside) is strategy
+    assert keras_private.strategy_made_under(keras.Sequential([keras.Input((2,))])) is None

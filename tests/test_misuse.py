@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import json
-import os
-import pathlib
 import pickle
-import subprocess
-import sys
 import threading
 
 import keras
@@ -264,53 +259,3 @@ def test_fits_in_threads(plan_of, tmp_path, shared):
     assert len(refusals) >= (shared != "neither")
     if shared == "neither":
         assert steps == [15, 15]
-
-
-TWO_DEVICES = """
-import keras, numpy as np, sys, tensorflow as tf, tfdp
-cpu, = tf.config.list_physical_devices("CPU")
-tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-plan = tfdp.make_plan(tfdp.PrivacySpec.from_text(open(sys.argv[1]).read(), format="json"))
-strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-assert strategy.num_replicas_in_sync == 2
-
-def network():
-    return keras.Sequential([keras.Input((5,)), keras.layers.Dense(3)])
-
-def refused(work, model=None):
-    before = None if model is None else model.get_weights()
-    try:
-        work()
-    except tfdp.errors.MisuseError as error:
-        print(str(error).startswith("Expected no tf.distribute strategy. Received: ") or str(error))
-        if model is not None:
-            assert all((a == b).all() for a, b in zip(before, model.get_weights()))
-    else:
-        print("not refused")
-
-def fit(model):
-    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    data = np.ones((12, 5), np.float32), np.zeros(12, int)
-    callback = tfdp.PrivacyCallback(plan, sys.argv[2])
-    model.fit(tfdp.poisson_batches(data, plan), steps_per_epoch=1, callbacks=[callback], verbose=0, shuffle=False)
-
-with strategy.scope():
-    refused(lambda: tfdp.dp_optimizer("sgd", plan))
-    inside = network()
-optimizer = tfdp.dp_optimizer("sgd", plan)
-refused(lambda: fit(inside), inside)
-outside = network()
-with strategy.scope():
-    refused(lambda: fit(outside), outside)
-"""
-
-
-def test_two_devices_are_refused_wherever_the_strategy_is(plan, tmp_path):
-    """Optimizer, model or fit in its scope: replicas would share neither draw nor noise."""
-    (tmp_path / "spec.json").write_text(json.dumps(plan.spec.to_dict()))
-    command = [sys.executable, "-c", TWO_DEVICES, str(tmp_path / "spec.json"), str(tmp_path / "ledger.jsonl")]
-    environment = {**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parents[1])}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.split("\n")[:3] == ["True"] * 3
-    assert not (tmp_path / "ledger.jsonl").exists()

@@ -180,6 +180,13 @@ class _Unseeded(keras.layers.Layer):
         return x + tf.random.normal(tf.shape(x))
 
 
+class _OfNoGenerator(keras.layers.Layer):
+    """Draws from the one that Keras shares: seeded alike in every process, and on every replica of a strategy."""
+
+    def call(self, x):
+        return keras.random.dropout(x, 0.5)
+
+
 @pytest.mark.parametrize(
     ("layer", "fault"),
     [
@@ -196,6 +203,7 @@ class _Unseeded(keras.layers.Layer):
         (_InTraining, "changes with another unit"),
         (keras.layers.BatchNormalization, "keeps something of its batch"),
         (_Unseeded, "SeedGenerator"),
+        (_OfNoGenerator, "SeedGenerator"),
         (lambda: keras.layers.Lambda(lambda x: x - keras.ops.mean(x, 1, keepdims=True)), None),
         (lambda: keras.layers.Dropout(0.5), None),
         (lambda: keras.layers.GaussianNoise(0.5), None),

@@ -16,6 +16,7 @@ _FLOORS = {
     "keras_private": 0,
     "files": 0,
     "spec": 1,
+    "replicas": 1,
     "accounting": 2,
     "sampling": 2,
     "datasets": 2,

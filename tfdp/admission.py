@@ -12,8 +12,9 @@ from tfdp.errors import MisuseError, PlanError, UnsupportedLayerError
 from tfdp.findings import errors
 from tfdp.ledger import Ledger
 from tfdp.models import check_model, layers_without_rule
-from tfdp.optimizer import PrivateUpdates, refuse_strategy
+from tfdp.optimizer import PrivateUpdates
 from tfdp.plan import Plan
+from tfdp.replicas import check_made_under, strategy_of
 from tfdp.review import RELATIVE_SLACK
 
 
@@ -73,18 +74,21 @@ def check_compiled_model(model: Any, plan: Plan, *, method: str, hybrid: bool) -
             f"with {type(model.preprocessor).__name__} attached. Preprocess the records with it before "
             "poisson_batches, then set model.preprocessor = None for the fit."
         )
-    refuse_strategy(model.distribute_strategy)
+    strategy = strategy_of(model)
+    if strategy is not None:
+        check_made_under(strategy, model)
     blocking = errors(check_model(model, method=method, hybrid=hybrid))
     if blocking:
         lines = "\n  ".join(str(finding) for finding in blocking)
         raise UnsupportedLayerError(f"Expected a model whose units can be kept apart. Received:\n  {lines}")
 
 
-def gradients_taken(model: Any, method: str, hybrid: bool) -> dict[str, Any]:
+def gradients_taken(model: Any, method: str, hybrid: bool, strategy: Any | None) -> dict[str, Any]:
     """How per-unit gradients are taken, for the ledger."""
+    replicas = {} if strategy is None else {"replicas": strategy.num_replicas_in_sync}
     if not hybrid:
-        return {"gradients": method}
-    return {"gradients": "hybrid", "layers_without_rule": layers_without_rule(model)}
+        return {"gradients": method, **replicas}
+    return {"gradients": "hybrid", "layers_without_rule": layers_without_rule(model), **replicas}
 
 
 def check_history(model: Any, ledger: Ledger, trained_under: str | None) -> None:
@@ -98,7 +102,7 @@ def check_history(model: Any, ledger: Ledger, trained_under: str | None) -> None
     Raises:
         MisuseError: it does not.
     """
-    taken = int(model.optimizer.iterations)
+    taken = int(model.optimizer.iterations.numpy())
     if taken > ledger.steps:
         raise MisuseError(
             f"Expected a ledger with every step that the optimizer has taken. Received: {taken} steps in the "

@@ -34,6 +34,7 @@ from tfdp.gradients import exact_products, sums_function
 from tfdp.ledger import Ledger, read_ledger
 from tfdp.noise import GaussianNoise
 from tfdp.plan import Plan
+from tfdp.replicas import strategy_of
 from tfdp.resume import FitInterrupts, ResumableRun
 from tfdp.sampling.partition import check_remembered_units, remember_units
 from tfdp.spec.numbers import rounded_up, shown
@@ -69,7 +70,7 @@ class PrivacyCallback(keras.callbacks.Callback):
 
     Raises (when the fit begins, before the first update):
         MisuseError: the optimizer is not from `dp_optimizer` with this plan, `steps_per_execution` is not 1, a KerasHub
-            preprocessor is attached, several replicas.
+            preprocessor is attached, a `tf.distribute` strategy other than MirroredStrategy.
         UnsupportedLayerError, LossNotPerUnitError: per-unit gradients cannot be taken exactly.
         BudgetExhaustedError: nothing is left of the plan, or of the data set's budget.
         LedgerError: the ledger cannot be written, or belongs to another plan.
@@ -150,6 +151,7 @@ class PrivacyCallback(keras.callbacks.Callback):
             self._uninstall_step()
             check_plan(self.plan)
             check_compiled_model(model, self.plan, method=self._method, hybrid=self._hybrid)
+            strategy = strategy_of(model)
             for other in _active_where(lambda each: each is not self and each._same_ledger(self)):
                 other._end()
             ledger = self._ledger = Ledger.create_or_open(self.ledger_path, self.plan.to_dict())
@@ -162,9 +164,10 @@ class PrivacyCallback(keras.callbacks.Callback):
             if self.plan.rng == "csprng":
                 reseed(model)
             self._interrupts.begin(keras_private.fit_runs(model))
-            ledger.append("fit_begin", steps_before=ledger.steps, **gradients_taken(model, self._method, self._hybrid))
+            taken = gradients_taken(model, self._method, self._hybrid, strategy)
+            ledger.append("fit_begin", steps_before=ledger.steps, **taken)
             self._began_with = model.optimizer, list(model.trainable_variables)
-            self._run = model.train_function = self._guarded(model.train_function)
+            self._run = model.train_function = self._guarded(model.train_function, strategy)
         except BaseException:
             self._end()
             raise
@@ -219,9 +222,10 @@ class PrivacyCallback(keras.callbacks.Callback):
         if self._ledger is not None:
             self._ended = self._save(self._resumable.end, stepped=self._stepped)
             self._record("fit_end", ended=self._ended)
+            updates = int(self.model.optimizer.iterations.numpy())
             self._tell(
-                f"The private run ended: {self._ended}. {int(self.model.optimizer.iterations)} updates are in the "
-                f"model, {self._ledger.steps} of {self.plan.steps} steps are spent."
+                f"The private run ended: {self._ended}. {updates} updates are in the model, "
+                f"{self._ledger.steps} of {self.plan.steps} steps are spent."
             )
             self._save(lambda model, plan, ledger: note_head(plan, ledger))
         self._end(interrupted=False)
@@ -337,17 +341,20 @@ class PrivacyCallback(keras.callbacks.Callback):
                 "further step needs a new, reviewed spec and its own ledger."
             )
 
-    def _guarded(self, train_function: Any) -> Any:
+    def _guarded(self, train_function: Any, strategy: Any | None) -> Any:
         train_step = self._train_step
         assert train_step is not None
+        if strategy is not None:
+            train_function = train_step.across(strategy)
 
         def run(iterator: Any) -> Any:
             try:
-                train_step.prepare(getattr(iterator, "element_spec", None))
-                with exact_products():
-                    logs = train_function(iterator)
-                    if not tf.config.experimental.get_synchronous_execution():
-                        int(self.model.optimizer.iterations)  # waits until the step has run
+                with contextlib.nullcontext() if strategy is None else strategy.scope():
+                    train_step.prepare(iterator)
+                    with exact_products():
+                        logs = train_function(iterator)
+                        if not tf.config.experimental.get_synchronous_execution():
+                            int(self.model.optimizer.iterations.numpy())  # waits until the step has run
                 return logs
             except (StopIteration, tf.errors.OutOfRangeError):  # the data ended; the recorded step stays spent
                 train_step.revoke()

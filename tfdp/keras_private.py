@@ -8,10 +8,13 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
+
+_replacing_the_scale = threading.RLock()
 
 
 def flatten_layers(layer: Any) -> list[Any]:
@@ -100,6 +103,19 @@ def compiled_loss(model: Any) -> Callable[..., Any] | None:
     return model._compile_loss if model.compiled else None
 
 
+@contextlib.contextmanager
+def losses_of_one_device() -> Iterator[None]:
+    """Losses whole under a `tf.distribute` strategy, where Keras divides a mean by the number of replicas."""
+    module: Any = importlib.import_module("keras.src.losses.loss")
+    with _replacing_the_scale:
+        before = module.scale_loss_for_distribution
+        module.scale_loss_for_distribution = lambda value: value
+        try:
+            yield
+        finally:
+            module.scale_loss_for_distribution = before
+
+
 def is_recomputed(layer: Any) -> bool:
     """Whether the layer was made under `keras.RematScope`: its call then runs again in the backward pass."""
     return layer._remat_mode is not None
@@ -159,9 +175,21 @@ def is_random_state(variable: Any) -> bool:
     return variable.path.split("/")[-1] == "seed_generator_state"
 
 
+def shared_seed_state() -> Any:
+    """The state of the generator from which Keras draws for those that name none; no model lists it."""
+    from keras.src.random import seed_generator
+
+    return seed_generator.global_seed_generator().state
+
+
 def build_metrics(model: Any, x: Any, y: Any, sample_weight: Any) -> None:
     """Create the variables of the compiled metrics, from specs. Keras would in the first step, and trace it twice."""
     model._symbolic_build(data_batch=(x, y, sample_weight))
+
+
+def strategy_made_under(model: Any) -> Any | None:
+    """The `tf.distribute` strategy in whose scope the model was made; `distribute_strategy` would name a default."""
+    return model._distribute_strategy
 
 
 def initial_epoch(model: Any) -> int | None:

@@ -174,6 +174,9 @@ def layers_without_rule(model: Any) -> list[str]:
     return [f"{each.name} ({type(each).__name__})" for each in training if rules.without_rule(each) is not None]
 
 
+_UNSEEDED = "that draws random numbers without a keras.random.SeedGenerator of its own, so it cannot be checked"
+
+
 def cross_unit_fault(model: Any, record: Any) -> str | None:
     """What, if anything, carries one unit's data over to another in training: tried out on made-up rows.
 
@@ -203,8 +206,11 @@ def cross_unit_fault(model: Any, record: Any) -> str | None:
     watched = [v for v in model.variables if id(v) not in known]
     before = [tf.convert_to_tensor(v.value) for v in watched]  # shares memory until the variable changes
     left_behind: list[str] = []
+    shared_seed, drawn_from_shared = keras_private.shared_seed_state(), False
 
     def outputs(scale: float, shift: int, changed: int | None = None) -> list[Any]:
+        nonlocal drawn_from_shared
+
         def leaf(spec: Any, *values: Any) -> Any:
             floating = spec.dtype.is_floating
             stacked = np.stack(values) * (scale if floating else 1)
@@ -218,6 +224,7 @@ def cross_unit_fault(model: Any, record: Any) -> str | None:
         with keras.StatelessScope(state_mapping=states) as scope:
             leaves = tf.nest.flatten(model(batch, training=True))
         left_behind.extend(v.path for v in watched if scope.get_current_value(v) is not None)
+        drawn_from_shared |= scope.get_current_value(shared_seed) is not None
         return [np.asarray(tf.cast(leaf, tf.float32)) for leaf in leaves]
 
     # A row's arithmetic is the same in both calls; bfloat16 is given one last place.
@@ -233,7 +240,7 @@ def cross_unit_fault(model: Any, record: Any) -> str | None:
             variable.assign(value)
     if left_behind:
         return f"that keeps something of its batch in '{left_behind[0]}' (such as a moving average)"
-    return fault
+    return fault or (_UNSEEDED if drawn_from_shared else None)
 
 
 def _difference(outputs: Any, tolerance: float) -> str | None:
@@ -241,7 +248,7 @@ def _difference(outputs: Any, tolerance: float) -> str | None:
     if not all(leaf.shape[:1] == (ROWS,) for leaf in first):
         return "whose output does not have one row per record"
     if not all(_same(a, b, tolerance) for a, b in zip(first, again, strict=True)):
-        return "that draws random numbers without a keras.random.SeedGenerator of its own, so it cannot be checked"
+        return _UNSEEDED
     for changed in range(ROWS):
         kept = np.arange(ROWS) != changed
         if not all(_same(a[kept], b[kept], tolerance) for a, b in zip(first, outputs(changed), strict=True)):

@@ -21,6 +21,7 @@ import tensorflow as tf
 from tfdp.errors import MisuseError
 from tfdp.gradients.vectorized import make_vectorized_keras_optimizer_class
 from tfdp.plan import Plan
+from tfdp.replicas import current_strategy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,9 +43,19 @@ class PrivateUpdates:
     """Mixin: the part that is the same for every DP optimizer."""
 
     plan_digest: str
+    iterations: Any
     keras_class: type[keras.optimizers.Optimizer]
     _l2_norm_clip: float
     _noise_multiplier: float
+
+    def build(self, variables: Any) -> None:
+        strategy = tf.distribute.get_strategy()
+        if tf.distribute.has_strategy() and not strategy.extended.variable_created_in_scope(self.iterations.value):
+            raise MisuseError(
+                f"Expected {type(self).__name__} to be made within the scope of the tf.distribute strategy. Received: "
+                "one that was made outside of it. Call tfdp.dp_optimizer within strategy.scope()."
+            )
+        self.keras_class.build(self, variables)
 
     def apply_private(self, noisy: NoisyGradients) -> None:
         """The only way in: applies one noisy update.
@@ -58,7 +69,12 @@ class PrivateUpdates:
                 f"{getattr(noisy, 'plan_digest', 'none')[:12]}. Use one plan for the batches, the optimizer and the "
                 "callback."
             )
-        self.keras_class.apply(self, list(noisy.gradients), list(noisy.variables))
+        gradients, replica = list(noisy.gradients), tf.distribute.get_replica_context()
+        if replica is not None and replica.num_replicas_in_sync > 1:
+            # Keras adds up what the replicas bring. Here they all have the same: the first brings it, the others zeros.
+            first = replica.replica_id_in_sync_group == 0
+            gradients = [tf.where(first, gradient, 0.0) for gradient in gradients]
+        self.keras_class.apply(self, gradients, list(noisy.variables))
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> NoReturn:
         self._refuse("apply")
@@ -150,7 +166,7 @@ def dp_optimizer(optimizer: Any, plan: Plan, **kwargs: Any) -> Any:
     """
     if not isinstance(plan, Plan):
         raise MisuseError(f"Expected a plan from tfdp.make_plan. Received: {type(plan).__name__}.")
-    refuse_strategy(tf.distribute.get_strategy())
+    current_strategy()
     decided = sorted(_DECIDED & kwargs.keys())
     if decided:
         raise MisuseError(
@@ -165,10 +181,10 @@ def dp_optimizer(optimizer: Any, plan: Plan, **kwargs: Any) -> Any:
                 f"Expected no keyword arguments beside an optimizer instance. Received: {sorted(kwargs)}. Give them to "
                 "the instance, or pass its class or name."
             )
-        if base in _CLASSES and optimizer.built and int(optimizer.iterations) > 0:
+        if base in _CLASSES and optimizer.built and (taken := int(optimizer.iterations.numpy())) > 0:
             raise MisuseError(
-                f"Expected a fresh optimizer. Received: a {base.__name__} that has taken {int(optimizer.iterations)} "
-                "steps, whose state would be lost. Pass a new one."
+                f"Expected a fresh optimizer. Received: a {base.__name__} that has taken {taken} steps, "
+                "whose state would be lost. Pass a new one."
             )
         return _dp_class(base).from_config({**optimizer.get_config(), **private})
     if isinstance(optimizer, str):
@@ -177,19 +193,6 @@ def dp_optimizer(optimizer: Any, plan: Plan, **kwargs: Any) -> Any:
             raise MisuseError(f"Expected one of {sorted(by_name)}. Received: optimizer={optimizer!r}.")
         optimizer = by_name[optimizer.lower()]
     return _dp_class(optimizer)(**kwargs, **private)
-
-
-def refuse_strategy(strategy: Any) -> None:
-    """Refuses to be under `strategy`, unless it is the default one.
-
-    Raises:
-        MisuseError: it is another.
-    """
-    if tf.distribute.has_strategy() or strategy.num_replicas_in_sync != 1:
-        raise MisuseError(
-            f"Expected no tf.distribute strategy. Received: {type(strategy).__name__}. Its replicas would share "
-            "neither draw nor noise: build, compile and fit the model outside of the strategy's scope."
-        )
 
 
 def _dp_class(base: Any) -> Any:

@@ -35,6 +35,7 @@ from tfdp.models import cross_unit_fault
 from tfdp.noise import GaussianNoise
 from tfdp.optimizer import NoisyGradients, PrivateUpdates
 from tfdp.plan import Plan
+from tfdp.replicas import check_batches, reseed
 from tfdp.sampling.batches import IssuedDraw, PrivateBatch, plan_token, take_issued_draw
 
 
@@ -66,6 +67,7 @@ class PrivateTrainStep:
         self._microbatch: Callable[..., Any] | None = None
         self._check_units = check_units
         self._partition = b""
+        self._strategy: Any = None
         self.refusal: TfdpError | None = None
         self.traces = 0
         self._trimmed = 0
@@ -79,19 +81,21 @@ class PrivateTrainStep:
         ticket, self._ticket = self._ticket, None
         return ticket is not None
 
-    def prepare(self, spec: Any) -> None:
+    def prepare(self, iterator: Any) -> None:
         """Before the first run, outside of any graph: tries the model out, and creates the variables of its metrics.
 
         Args:
-            spec: of an element of the dataset.
+            iterator: over the dataset.
 
         Raises:
-            MisuseError: the data does not come from the sampler.
+            MisuseError: the data does not come from the sampler, or was made for another strategy.
             UnsupportedLayerError: the model carries one unit's data over to another.
         """
         if self._microbatch is not None:
             return
+        spec: Any = getattr(iterator, "element_spec", None)
         _refuse_foreign(spec)
+        check_batches(self._strategy, iterator)
         x, y, sample_weight = spec["x"], spec.get("y"), spec.get("sample_weight")
         fault = cross_unit_fault(self._model, _map(self._record_spec, x))
         if fault is not None:
@@ -105,8 +109,27 @@ class PrivateTrainStep:
 
     def __call__(self, data: Any) -> dict[str, Any]:
         """Runs one step. `data` is an element of `tfdp.poisson_batches`."""
-        model, plan, microbatch = self._model, self._plan, self._microbatch
-        if microbatch is None:
+        if tf.distribute.has_strategy():  # every replica would run a step of its own
+            raise _outside_of_a_fit()
+        return self._run(data)
+
+    def across(self, strategy: Any) -> Callable[[Any], dict[str, Any]]:
+        """Moves the step to the replicas of a strategy.
+
+        Returns:
+            The train function: from an iterator over batches to logs, to be called within the strategy's scope.
+        """
+        self._strategy = strategy
+
+        def step(draws: Any) -> dict[str, Any]:
+            return self._run(draws.get_next())
+
+        traced = step if self._model.run_eagerly else tf.function(step, autograph=False)
+        return lambda iterator: dict(traced(iterator.draws))
+
+    def _run(self, data: Any) -> dict[str, Any]:
+        model, plan, strategy = self._model, self._plan, self._strategy
+        if self._microbatch is None:
             raise _outside_of_a_fit()
         _refuse_foreign(data)
         if not isinstance(model.optimizer, PrivateUpdates):
@@ -115,43 +138,67 @@ class PrivateTrainStep:
                 f"{type(model.optimizer).__name__} that took its place. Compile with tfdp.dp_optimizer and fit again."
             )
         self.traces += not tf.executing_eagerly()
-        x, y, sample_weight, unit_weight = data["x"], data.get("y"), data.get("sample_weight"), data["unit_weight"]
-        record_weight = data.get("record_weight")
-        variables = model.trainable_variables
+        mark, leading = data["tfdp"], self._leading_axes
+        leaves = [leaf for leaf in tf.nest.flatten(_records_of(data)) if leaf is not None]
+        extents = tf.stack([tf.shape(leaf)[:leading] for leaf in leaves])
+        step = tf.numpy_function(
+            self._redeem, [mark["draw"][0], mark["plan"][0], data["unit_weight"], extents], tf.int64, stateful=True
+        )
+        step.set_shape([])
+
+        def update(gradients: list[Any]) -> None:
+            gradients = _with_regularisation(gradients, model.trainable_variables)
+            # Weight decay and counters do not read the gradients, and have to wait for the refusals as well. One
+            # gradient is enough, they are of one operation: an edge from each to all of the optimizer's is 1% of a step.
+            with tf.control_dependencies(gradients[:1]):
+                model.optimizer.apply_private(NoisyGradients(gradients, model.trainable_variables, plan.digest))
+
+        if strategy is None:
+            sums = self._clipped_sums(data, step)
+        else:
+            of_replicas = strategy.run(self._clipped_sums, args=(data, step))
+            sums = strategy.reduce(tf.distribute.ReduceOp.SUM, of_replicas, axis=None)
+        gradients = self._noise.tensors(sums, plan.noise_stddev, plan.expected_batch_size, step)
+        if strategy is None:
+            update(gradients)
+        else:
+            strategy.run(update, args=(gradients,))
+        return model.get_metrics_result()
+
+    def _clipped_sums(self, data: Any, step: Any) -> list[Any]:
+        """Sums over the microbatches of a batch; on a replica r of R, over number r, r + R, ... of them.
+
+        Args:
+            data: the batch.
+            step: its number, once it may run; nothing runs before that.
+        """
+        parts, unit_weight, record_weight = _records_of(data), data["unit_weight"], data.get("record_weight")
+        replica = tf.distribute.get_replica_context()
+        begin, stride = replica.replica_id_in_sync_group, replica.num_replicas_in_sync
+        microbatch, variables = self._microbatch, self._model.trainable_variables
+        assert microbatch is not None
 
         def run(index: Any) -> list[Any]:
-            part = _map(lambda leaf: self._records(leaf[index]), (x, y, sample_weight))
+            part = _map(lambda leaf: self._records(leaf[index]), parts)
             weights = unit_weight[index], None if record_weight is None else record_weight[index]
             added, losses, y_pred = microbatch(*part, *weights)
             self._update_metrics(part, losses, y_pred, *weights)
             return list(added)
 
         def body(index: Any, sums: list[Any]) -> tuple[Any, list[Any]]:
-            return index + 1, [one + other for one, other in zip(sums, run(index), strict=True)]
+            return index + stride, [one + other for one, other in zip(sums, run(index), strict=True)]
 
-        mark = data["tfdp"]
-        leading = self._leading_axes
-        extents = tf.stack(
-            [tf.shape(leaf)[:leading] for leaf in tf.nest.flatten((x, y, sample_weight)) if leaf is not None]
-        )
-        step = tf.numpy_function(
-            self._redeem, [mark["draw"][0], mark["plan"][0], unit_weight, extents], tf.int64, stateful=True
-        )
-        step.set_shape([])
+        if self._strategy is not None:
+            reseed(keras_private.seed_states(self._model), step)
         with tf.control_dependencies([step]):
             count = tf.identity(tf.shape(unit_weight)[0])
         # The first one needs nothing to be added to: with one microbatch, no second set of sums is held.
         first = tf.cond(
-            count > 0, lambda: run(0), lambda: [tf.zeros(variable.shape, tf.float32) for variable in variables]
+            count > begin, lambda: run(begin), lambda: [tf.zeros(variable.shape, tf.float32) for variable in variables]
         )
-        _, sums = tf.while_loop(lambda index, _: index < count, body, (tf.constant(1), first), parallel_iterations=1)
-        gradients = self._noise.tensors(sums, plan.noise_stddev, plan.expected_batch_size, step)
-        gradients = _with_regularisation(gradients, variables)
-        # Weight decay and counters do not read the gradients, and have to wait for the refusals as well. One gradient
-        # is enough, they are of one operation: an edge from each to all of the optimizer's operations is 1% of a step.
-        with tf.control_dependencies(gradients[:1]):
-            model.optimizer.apply_private(NoisyGradients(gradients, variables, plan.digest))
-        return model.get_metrics_result()
+        loop = (begin + stride, first)
+        _, sums = tf.while_loop(lambda index, _: index < count, body, loop, parallel_iterations=1)
+        return list(sums)
 
     def _redeem(self, draw: Any, token: Any, unit_weight: Any, extents: Any) -> Any:
         """Number of the step that may run now; runs in Python at every step."""
@@ -276,6 +323,10 @@ def _refuse_foreign(data: Any) -> None:
             f"({type(data).__name__}). Ordinary batches have no privacy accounting: sample them with poisson_batches, "
             "and pass the result as it is."
         )
+
+
+def _records_of(data: Any) -> tuple[Any, Any, Any]:
+    return data["x"], data.get("y"), data.get("sample_weight")
 
 
 def _map(function: Callable[[Any], Any], structure: Any) -> Any:

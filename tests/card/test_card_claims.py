@@ -28,8 +28,10 @@ def test_how_gradients_were_taken(run):
         ledger.append("fit_begin", gradients="bookkeeping")
         ledger.append("fit_begin", gradients="hybrid", layers_without_rule=["up (Conv1DTranspose)", "cell (LSTMCell)"])
         ledger.append("fit_begin", gradients="bookkeeping")
+        ledger.append("fit_begin", gradients="vectorized", replicas=2)
     run.train().export()
     told = "book-keeping; then book-keeping; formed per unit for the variables of up (Conv1DTranspose), cell (LSTMCell)"
+    told += "; then formed per unit (vectorized), on 2 replicas of one machine"
     assert run.card["provenance"]["gradients"] == told
     assert told in run.markdown
     assert told in run.html

@@ -307,6 +307,11 @@ def gradients(record: LedgerRecord) -> str:
 
 
 def _way(fit: dict[str, Any]) -> str:
+    replicas = fit.get("replicas", 1)
+    return _method(fit) + (f", on {replicas} replicas of one machine" if replicas != 1 else "")
+
+
+def _method(fit: dict[str, Any]) -> str:
     way = fit.get("gradients")
     if way == "hybrid":
         layers = fit.get("layers_without_rule") or []

@@ -63,7 +63,8 @@ def per_unit_losses(
     def one_unit(unit: dict[str, Any]) -> Any:
         if "mask" in unit:
             keras_private.set_keras_mask(tf.nest.flatten(unit["y_pred"])[0], unit["mask"])
-        return tf.cast(compiled_loss(unit["y"], unit["y_pred"], unit.get("sample_weight")), tf.float32)
+        with keras_private.losses_of_one_device():
+            return tf.cast(compiled_loss(unit["y"], unit["y_pred"], unit.get("sample_weight")), tf.float32)
 
     together = records_per_unit
     if record_weight is not None:

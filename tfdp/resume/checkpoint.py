@@ -86,7 +86,7 @@ def write_checkpoint(
         "ledger": ledger.identity,
         "head": dataclasses.asdict(ledger.head),
         "steps": ledger.steps,
-        "updates": int(model.optimizer.iterations),
+        "updates": int(model.optimizer.iterations.numpy()),
         "position": dataclasses.asdict(position),
     }
     path = Path(directory) / FILE

@@ -65,14 +65,14 @@ class ResumableRun:
         self._asked, self._epoch_before = (epochs, steps), keras_private.initial_epoch(model)
         self._fit = _ended_fits.get(ledger.identity, 0) + 1
         if self.directory is not None and not trained_here and (found := read_checkpoint(self.directory)) is not None:
-            if found.updates >= int(model.optimizer.iterations):
+            if found.updates >= int(model.optimizer.iterations.numpy()):
                 restore(found, model, plan, ledger.path)
                 told = (
                     f"Going on from {found.path}: {found.updates} updates are in the model, {ledger.steps} of "
                     f"{plan.steps} steps are spent."
                 )
             _positions[ledger.identity] = found.position
-        updates, kept = int(model.optimizer.iterations), _positions.get(ledger.identity)
+        updates, kept = int(model.optimizer.iterations.numpy()), _positions.get(ledger.identity)
         if self.directory is None or kept is None or kept.fit < self._fit or updates < kept.updates_before:
             self._position = Position(self._fit, updates_before=updates)
             if told is not None and ledger.steps >= plan.steps:  # to have the model again is all that can be asked for
@@ -98,14 +98,14 @@ class ResumableRun:
         """Which end the run has met, None while it goes on."""
         (epochs, steps), position = self._asked, self._position
         if self.directory is not None and steps is not None and position.first_epoch is not None:
-            done = int(model.optimizer.iterations) - position.updates_before
+            done = int(model.optimizer.iterations.numpy()) - position.updates_before
             if done >= min((epochs - position.first_epoch) * steps, plan.steps):
                 return PLANNED
         return BUDGET if ledger.steps >= plan.steps else None
 
     def after_update(self, model: Any, plan: Plan, ledger: Ledger) -> None:
         """Saves, where the number of updates says so."""
-        if self._save_freq != "epoch" and int(model.optimizer.iterations) % int(self._save_freq) == 0:
+        if self._save_freq != "epoch" and int(model.optimizer.iterations.numpy()) % int(self._save_freq) == 0:
             self.save(model, plan, ledger)
 
     def after_epoch(self, model: Any, plan: Plan, ledger: Ledger) -> None:

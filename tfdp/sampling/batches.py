@@ -109,8 +109,8 @@ class PrivateBatch(dict[str, Any]):
         raise MisuseError(
             "Expected batches of poisson_batches in a private fit. Received: one of them as the input of a model. "
             "Train with model.fit(batches, ..., callbacks=[tfdp.PrivacyCallback(plan, ledger=...)]), compile with "
-            "tfdp.dp_optimizer, and do both outside of a tf.distribute strategy; evaluate and predict on ordinary "
-            "batches of the records."
+            "tfdp.dp_optimizer, and make model, optimizer and batches within one tf.distribute scope or all outside; "
+            "evaluate and predict on ordinary batches of the records."
         )
 
 
@@ -169,7 +169,10 @@ def poisson_batches(
     """
     import tensorflow as tf
 
+    from tfdp.replicas import current_strategy
+
     # Before the records are read: what is public is checked first.
+    whole = current_strategy() is not None
     _check_scheme(plan)
     size = _choose_microbatch_size(plan, microbatch_size)
     partition = b""
@@ -230,7 +233,7 @@ def poisson_batches(
         options = tf.data.Options()
         options.experimental_optimization.inject_prefetch = False
         dataset = dataset.with_options(options)
-    return _guard(dataset)
+    return _guard(dataset, whole)
 
 
 def _check_scheme(plan: SamplingPlan) -> None:
@@ -314,8 +317,17 @@ def _draw_batch(sampler: PoissonSampler, source: Records, size: int, token: int,
     return [np.array(number, np.int64), weight.reshape(count, size), *leaves(cut)]
 
 
-def _guard(dataset: Any) -> Any:
-    """Takes the methods off this dataset object that would change what the accountant was told."""
+def _guard(dataset: Any, whole: bool) -> Any:
+    """Takes the methods off a dataset object that would change what the accountant was told.
+
+    Args:
+        dataset: the object.
+        whole: for the replicas of a strategy, among which Keras would divide the batches.
+    """
+    if whole:
+        from tfdp.replicas import ReplicaBatches
+
+        dataset = ReplicaBatches(dataset)
     for name in dir(type(dataset)):
         method = inspect.getattr_static(type(dataset), name)
         if not name.startswith("_") and inspect.isfunction(method) and name not in _KEPT_METHODS:
@@ -324,12 +336,12 @@ def _guard(dataset: Any) -> Any:
     # Already done as far as it should be: more would only hold more draws in memory.
     dataset.prefetch = lambda *args, **kwargs: dataset
     for name in ("take", "with_options"):
-        setattr(dataset, name, _guarded(getattr(dataset, name)))
+        setattr(dataset, name, _guarded(getattr(dataset, name), whole))
     return dataset
 
 
-def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *args, **kwargs: _guard(method(*args, **kwargs))
+def _guarded(method: Callable[..., Any], whole: bool) -> Callable[..., Any]:
+    return lambda *args, **kwargs: _guard(method(*args, **kwargs), whole)
 
 
 def _refusal(name: str) -> Callable[..., NoReturn]:
@@ -350,8 +362,8 @@ def _guarded_map(dataset: Any) -> Callable[..., Any]:
             return dataset
         if str(getattr(function, "__module__", None)).startswith("tensorflow.python."):
             raise MisuseError(
-                "Expected no tf.distribute strategy. Received: one that cuts batches for its replicas, which would "
-                "share neither draw nor noise: build, compile and fit the model outside of the strategy's scope."
+                "Expected batches that were made within the scope of the model's tf.distribute strategy. Received: "
+                "others, which it would cut into pieces for its replicas. Call poisson_batches within strategy.scope()."
             )
         raise MisuseError(
             "Expected the batches of the sampler as they are. Received: a call of .map(). From `fit` of a KerasHub "
