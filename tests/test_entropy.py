@@ -15,6 +15,7 @@ _PACKAGE = pathlib.Path(__file__).parents[1] / "tfdp"
 
 # What else may draw, and why. Everything here is repeatable on purpose or has nothing to do with a unit's data.
 _ALLOWED = {
+    "keras_private.py": {"from keras.src.random import seed_generator"},  # to see which models draw from Keras's own
     "models.py": {"np.random.default_rng(0)"},  # made-up records, on which a model is tried out
     "microbatches.py": {"np.random.default_rng(0)"},  # made-up records, on which steps are timed
     "evaluation.py": {"np.random.default_rng(seed)"},  # resamples for an interval

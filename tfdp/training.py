@@ -149,7 +149,7 @@ class PrivateTrainStep:
         def update(gradients: list[Any]) -> None:
             gradients = _with_regularisation(gradients, model.trainable_variables)
             # Weight decay and counters do not read the gradients, and have to wait for the refusals as well. One
-            # gradient is enough, they are of one operation: an edge from each to all of the optimizer's is 1% of a step.
+            # gradient is enough, they are of one operation: edges from each to all of the optimizer are 1% of a step.
             with tf.control_dependencies(gradients[:1]):
                 model.optimizer.apply_private(NoisyGradients(gradients, model.trainable_variables, plan.digest))
 
