@@ -16,6 +16,7 @@ from scipy import stats
 
 import tfdp
 from tfdp.errors import BudgetExhaustedError, MisuseError, UnsupportedLayerError
+from tfdp.files import sha256_arrays
 from tfdp.sampling.poisson import PoissonSampler
 
 tf.config.set_logical_device_configuration(
@@ -298,6 +299,9 @@ def test_a_run_goes_on_from_its_checkpoint_and_stops_at_the_budget(plan_of, tmp_
     assert tfdp.read_ledger(tmp_path / "ledger.jsonl").steps == 4
     with pytest.raises(BudgetExhaustedError):
         fit(again, plan, batches, tmp_path)
+    again.save(tmp_path / "model.keras")
+    saved = keras.saving.load_model(tmp_path / "model.keras")
+    assert tfdp.read_ledger(tmp_path / "ledger.jsonl").left(sha256_arrays(saved.get_weights()))
 
 
 class TestRefusals:
