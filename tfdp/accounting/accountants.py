@@ -29,6 +29,7 @@ from dp_accounting.rdp import rdp_privacy_accountant
 
 from tfdp.accounting.grids import default_grid
 from tfdp.accounting.limits import countable, is_free, is_unbounded
+from tfdp.accounting.mixtures import from_mixture_gaussian_mechanism
 from tfdp.errors import AccountingError
 
 _Answer = TypeVar("_Answer")
@@ -318,8 +319,8 @@ def _single_pld(event: dp_accounting.DpEvent, adjacency: str, grid: float) -> pl
             neighboring_relation=relation,
         )
     if isinstance(event, dp_event.MixtureOfGaussiansDpEvent):
-        return pld.from_mixture_gaussian_mechanism(
-            event.standard_deviation, event.sensitivities, event.sampling_probs, value_discretization_interval=grid
+        return from_mixture_gaussian_mechanism(
+            event.standard_deviation, event.sensitivities, event.sampling_probs, grid
         )
     if isinstance(event, dp_event.TruncatedSubsampledGaussianDpEvent):
         return pld.from_truncated_subsampled_gaussian_mechanism(
