@@ -210,6 +210,24 @@ class TestSampling:
         assert "Then write expected_batch_size: 256 instead." in finding.fix
 
 
+def test_remedies_are_lines_of_their_sections():
+    """Each is copied where it says, and passes."""
+    private = {"data.size_is_public": False}
+    fix = one(private, "PS018").fix
+    probability = float(
+        re.search(r"Write probability: (\S+) in its place, or in data, write size_is_public: true,", fix)[1]
+    )
+    mended = private | {"sampling.expected_batch_size": None, "sampling.probability": probability}
+    assert spec_of(mended).schedule.steps == spec_of({}).schedule.steps
+    assert not [finding for finding in review(spec_of(mended)) if finding.id == "PS018"]
+    fix = one({"claim.data_accesses": ["training", "tuning"]}, "PS040").fix
+    assert fix == "Delete tuning here, or say how it was done. Such as: tuning: {kind: none}"
+    fix = one(GROUP | {"claim.epsilon": 0.3}, "PS020").fix
+    assert fix.startswith(
+        "In mechanism, write noise_multiplier: null, which computes the least that keeps the claim, or in"
+    )
+
+
 class TestWords:
     def test_no_method_that_nobody_wrote(self):
         unit = {"kind": "user", "description": "x"}

@@ -154,7 +154,8 @@ def claim_is_covered(spec: PrivacySpec) -> Iterator[Finding]:
     covered, tuning = "tuning" in claim.data_accesses, spec.tuning
     if covered and tuning is None:
         message = "expected a tuning section, because the claim covers tuning, received nothing."
-        yield spec.finding("PS040", Severity.ERROR, path, message, "State tuning.kind, or delete tuning here.")
+        fix = f"Delete tuning here, or say how it was done. {spec.such_as(('tuning',))}"
+        yield spec.finding("PS040", Severity.ERROR, path, message, fix)
     elif covered and tuning is not None and tuning.kind == "private":
         message = (
             "expected tuning on no or public data, because epsilon here counts one training only, received private."

@@ -64,7 +64,7 @@ def compare(spec: PrivacySpec, data: Contributions) -> Iterator[Finding]:
         message = (
             f"expected selection, because a unit has up to {most_records} records and {bound} stay, received nothing."
         )
-        fix = "Add claim.privacy_unit.selection, such as random."
+        fix = f"I{spec.change(('claim', 'privacy_unit', 'selection'), 'random')[1:]}, or another choice of records."
         yield spec.finding("PS014", Severity.ERROR, ("claim", "privacy_unit", "max_records_per_unit"), message, fix)
     _, counted_name = population(spec)
     there = data.num_records if counted_name == "data.num_records" else data.num_units

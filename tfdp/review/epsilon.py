@@ -32,7 +32,7 @@ def _earned(spec: PrivacySpec, *, calibrated: bool) -> Iterator[Finding]:
     if schedule is None:
         return
     claimed, sigma, path = spec.claim.epsilon, spec.mechanism.noise_multiplier, ("claim", "epsilon")
-    fix = "Raise mechanism.noise_multiplier (null calibrates it), lower the steps, or claim what it costs."
+    fix = "Raise noise_multiplier in mechanism (null calibrates it), lower the steps, or claim what it costs."
     fix += f" {_command(spec, schedule)} says how much noise the claim takes."
     try:
         recomputed = costs.epsilon(spec, schedule)
@@ -81,7 +81,8 @@ def _remedy(spec: PrivacySpec, schedule: Schedule, cost: float) -> str:
     except AccountingError:
         sigma = None
     if sigma is None:
-        ways = f"Raise mechanism.noise_multiplier (null calibrates it), or lower the steps{claim}."
+        null = spec.change(("mechanism", "noise_multiplier"), "null")
+        ways = f"I{null[1:]}, which computes the least that keeps the claim{claim}, or take fewer steps."
         return f"{ways} {_command(spec, schedule)} says how much noise the claim takes."
     noise = spec.change(("mechanism", "noise_multiplier"), shown(sigma))
     return (

@@ -184,8 +184,11 @@ def size_is_known(spec: PrivacySpec) -> Iterator[Finding]:
         f"{shown(sampling.expected_batch_size)}: divided by that number it gives q, and add_or_remove_one protects the "
         f"number."
     )
-    public = spec.snippet("size_is_public", "true")
-    fix = f"Write sampling.probability, or state {public}, or claim zero_out or replace_one."
+    probability = shown(sampling.expected_batch_size / population(spec)[0])
+    public = spec.change(("data", "size_is_public"), "true")
+    fix = (
+        f"Write {spec.snippet('probability', probability)} in its place, or {public}, or claim zero_out or replace_one."
+    )
     yield spec.finding("PS018", Severity.NOTE, ("sampling", "expected_batch_size"), message, fix)
 
 
