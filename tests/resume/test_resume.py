@@ -429,7 +429,10 @@ class TestWriting:
             members = [archive.read(name) for name in archive.namelist()]
         out = "".join(capfd.readouterr()).encode()
         texts = [(tmp_path / "ledger.jsonl").read_bytes(), out, caplog.text.encode(), *members]
+        numbers = [str(part).encode() for seed in seeds for part in seed.tolist() if part >= 10**6]
+        assert numbers  # of 31 bits each
         for text in texts:
+            assert not [number for number in numbers if number in text]
             for word in [*words, *(seed.tobytes() for seed in seeds)]:
                 assert word not in text
                 assert word.hex().encode() not in text
