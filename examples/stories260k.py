@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import itertools
 import pathlib
 import re
@@ -146,6 +147,10 @@ class Tokenizer:
         self.pieces = list(pieces)
         self.scores = list(scores)
         self._ids = {piece: number for number, piece in reversed(list(enumerate(pieces)))}
+        # No piece spans two words: each can be merged alone, once for all the places where it stands.
+        spanning = any(b" " in piece[1:] for piece in self.pieces)
+        self._word = re.compile(".+" if spanning else " [^ ]*", re.DOTALL)
+        self._merge_once = functools.lru_cache(1 << 16)(self._merge)
 
     @classmethod
     def from_file(cls, path: pathlib.Path) -> Tokenizer:
@@ -164,8 +169,12 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text` after the begin token; an unknown character becomes its UTF-8 bytes."""
+        words = self._word.findall(" " + text) if text else []
+        return [BEGIN, *itertools.chain.from_iterable(map(self._merge_once, words))]
+
+    def _merge(self, word: str) -> list[int]:
         tokens: list[int] = []
-        for character in " " + text if text else "":
+        for character in word:
             encoded = character.encode()
             known = self._ids.get(encoded)
             tokens += [known] if known is not None else [self._ids[b"<0x%02X>" % byte] for byte in encoded]
@@ -173,7 +182,7 @@ class Tokenizer:
             merged = [self._ids.get(self.pieces[a] + self.pieces[b]) for a, b in itertools.pairwise(tokens)]
             known_merges = [(-self.scores[number], place) for place, number in enumerate(merged) if number is not None]
             if not known_merges:
-                return [BEGIN, *tokens]
+                return tokens
             place = min(known_merges)[1]
             replacement = merged[place]
             assert replacement is not None

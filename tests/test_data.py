@@ -114,3 +114,25 @@ def test_png(tmp_path):
     bad.write_text('{"sender": [1]}\n')
     with pytest.raises(DataError, match="an id in 'sender'"):
         list(tfdp.data.read_unit_ids(bad, "sender"))
+
+
+def test_repeated_texts_against_a_loop(command, tmp_path):
+    generator = np.random.default_rng(2)
+    pairs = [(f"secret{a}", f"text {b}") for a, b in generator.integers(0, 12, (300, 2)).tolist()]
+    path = tmp_path / "mails.jsonl"
+    rows = [{"sender": owner, "body": text} for owner, text in pairs] + [{"body": "text 0"}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    within = sum(pair in pairs[:index] for index, pair in enumerate(pairs))
+    texts = [text for _, text in pairs]
+    anywhere = sum(text in texts[:index] for index, text in enumerate(texts))
+    assert 0 < within < anywhere
+    assert tfdp.data.count_duplicates(path, id_field="sender", text_field="body") == (within, anywhere)
+    arguments = (path, "--id-field", "sender", "--drop-missing")
+    code, out, err = command(*arguments, "--text-field", "body", "--write", tmp_path / "c.json")
+    assert code == 0
+    assert f"{within} of the same unit, {anywhere - within} more of another" in out
+    assert "secret" not in out + err
+    assert json.loads((tmp_path / "c.json").read_text())["duplicates"] == anywhere
+    assert "repeated" not in command(*arguments)[1]
+    code, out, _ = command(*arguments, "--text-field", "body", "--json")
+    assert json.loads(out)["repeated_texts"] == {"same_unit": within, "any_unit": anywhere}

@@ -10,13 +10,15 @@ learns from the data directly, and a k that is chosen by it is chosen on private
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfdp.datasets.rows import is_missing, read_rows, unit_id_at
+from tfdp.datasets.rows import is_missing, read_rows, text_at, unit_id_at
 from tfdp.files import atomic_write_bytes, atomic_write_text
 from tfdp.review.contributions import Contributions
 from tfdp.sampling.units import ContributionCounts, UnitMap, count_contributions
@@ -28,6 +30,7 @@ __all__ = [
     "ContributionCounts",
     "UnitMap",
     "count_contributions",
+    "count_duplicates",
     "plot_contributions",
     "print_contributions",
     "read_unit_ids",
@@ -54,8 +57,42 @@ def read_unit_ids(path: str | os.PathLike[str], id_field: str) -> Iterator[str |
         yield None if is_missing(row.get(id_field)) else unit_id_at(path, line, id_field, row)
 
 
-def print_contributions(counts: ContributionCounts, console: Console) -> None:
-    """Tables for people: no id is printed, units are known by their rank."""
+def count_duplicates(path: str | os.PathLike[str], *, id_field: str, text_field: str) -> tuple[int, int]:
+    """How many records repeat an earlier text character for character: of their own unit, and of any.
+
+    Records without an id are left out, as in `UnitMap.from_ids(..., drop_missing=True)`.
+
+    Args:
+        path: as for `tfdp.datasets.rows.read_rows`.
+        id_field, text_field: names of fields or columns.
+
+    Raises:
+        DataError: as `read_unit_ids`, or a record without text in that field.
+    """
+    seen: set[bytes] = set()
+    of_unit: set[tuple[str, bytes]] = set()
+    records = 0
+    for line, row in read_rows(path, (text_field,), optional=(id_field,)):
+        if is_missing(row.get(id_field)):
+            continue
+        text = text_at(path, line, text_field, row).encode("utf-8", "surrogatepass")
+        digest = hashlib.blake2b(text, digest_size=16).digest()
+        records += 1
+        seen.add(digest)
+        of_unit.add((sys.intern(unit_id_at(path, line, id_field, row)), digest))
+    return records - len(of_unit), records - len(seen)
+
+
+def print_contributions(
+    counts: ContributionCounts, console: Console, *, duplicates: tuple[int, int] | None = None
+) -> None:
+    """Tables for people: no id is printed, units are known by their rank.
+
+    Args:
+        counts: from `count_contributions`.
+        console: where to.
+        duplicates: from `count_duplicates`.
+    """
     from rich.table import Table
 
     total = Table(title="Contributions", show_header=False, title_justify="left")
@@ -66,6 +103,9 @@ def print_contributions(counts: ContributionCounts, console: Console) -> None:
         "records of a unit": ", ".join(f"{_share(share)} {value:,}" for share, value in counts.quantiles),
         "heaviest units": ", ".join(f"{value:,}" for value in counts.heaviest),
     }
+    if duplicates is not None:
+        within, anywhere = duplicates
+        rows["repeated texts"] = f"{within:,} of the same unit, {anywhere - within:,} more of another"
     for name, value in rows.items():
         total.add_row(name, value)
     spread = Table(title="Records of a unit", title_justify="left")
@@ -118,12 +158,15 @@ def save_figure(figure: Any, path: str | os.PathLike[str]) -> Path:
     return atomic_write_bytes(path, buffer.getvalue())
 
 
-def write_contributions(counts: ContributionCounts, path: str | os.PathLike[str]) -> Path:
+def write_contributions(
+    counts: ContributionCounts, path: str | os.PathLike[str], *, duplicates: tuple[int, int] | None = None
+) -> Path:
     """The counts as `tfdp validate --data` reads them."""
     values = Contributions(
         num_units=counts.num_units,
         num_records=counts.num_records,
         max_records_per_unit=counts.heaviest[0],
         has_user_id=True,
+        duplicates=None if duplicates is None else duplicates[1],
     )
     return atomic_write_text(path, json.dumps(values.model_dump(exclude_none=True), indent=2) + "\n")

@@ -362,6 +362,18 @@ def test_removal_of_duplicates(run, kind, stated, scope, status):
     assert ("one unit's data decided" in duplicates["why"]) == (scope == "all")
 
 
+@pytest.mark.parametrize("kind", UNITS)
+def test_looks_that_choose_how_a_unit_is_protected(run, kind):
+    claim = {**run.SPEC["claim"], "privacy_unit": UNITS[kind]}
+    run.train(run.plan(claim=claim)).export()
+    status = {row["name"]: row["status"] for row in run.card["data_accesses"]}
+    for name in ("Choice of k", "Diagnostics of gradients"):
+        assert status.get(name) == ("not stated" if kind in ("document", "user") else None)
+    for command in ("tfdp data report", "tfdp plan compare --concentration"):
+        assert (command in run.markdown) == (kind in ("document", "user"))
+    assert check_card(run.directory) == []
+
+
 def test_a_run_without_a_claim_covers_no_removal_of_duplicates(run):
     claim = {**run.SPEC["claim"], "privacy_unit": UNITS["user"]}
     run.train(quiet(run.plan(claim=claim))).export(details={"deduplication_scope": "unit"})

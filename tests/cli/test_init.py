@@ -39,6 +39,7 @@ CALLS = [
     ("--unit", "sequence", "--sequence-length", "128", "--adjacency", "replace_one"),
     ("--unit", "document", "--id-field", "doc"),
     ("--unit", "user", *USER),
+    ("--unit", "user", *USER, "--selection", "random_chunk", "--max-tokens-per-unit", "2048"),
     ("--unit", "user", *USER, "--method", "group_privacy", "--num-records", "9000"),
     (
         "--unit",
@@ -73,15 +74,28 @@ def test_what_is_written_passes(run, flags):
 
 def test_questions_are_asked_for_what_no_flag_gives(tmp_path):
     path = tmp_path / "p.yaml"
-    answers = "user\nall mails of one sender\n5000\n4\nfrom\n8\ngroup_privacy\n20000\n1e-6\n\n3\nexact\npublic\n"
+    answers = (
+        "user\nall mails of one sender\n5000\n4\nfrom\n8\ngroup_privacy\nlongest\n20000\n1e-6\n\n3\nexact\npublic\n"
+    )
     done = CliRunner().invoke(app, ["init", str(path), "--ask"], input=answers)
     assert done.exit_code == 0, done.output
     spec = PrivacySpec.from_file(path)
     unit = spec.claim.privacy_unit
     assert (unit.kind, unit.id_field, unit.max_records_per_unit, unit.method) == ("user", "from", 8, "group_privacy")
+    assert (unit.selection, unit.max_tokens_per_unit) == ("longest", None)
     assert (spec.claim.delta, spec.data.num_records, spec.sampling.expected_batch_size) == (1e-6, 20000, 256)
     assert spec.tuning is not None
     assert (spec.tuning.kind, spec.data.deduplication, spec.sampling.epochs) == ("public", "exact", 3)
+
+
+@pytest.mark.parametrize(("typed", "selection", "tokens"), [("\n\n", "random", None), ("none\n512\n", None, 512)])
+def test_a_unit_of_several_records_may_have_a_limit_of_tokens(tmp_path, typed, selection, tokens):
+    path = tmp_path / "p.yaml"
+    answers = f"user\nmails of one sender\n5000\n4\nfrom\n8\nuser_wise_dp_sgd\n{typed}1e-6\n\n3\nexact\nnone\n"
+    done = CliRunner().invoke(app, ["init", str(path), "--ask"], input=answers)
+    assert done.exit_code == 0, done.output
+    unit = PrivacySpec.from_file(path).claim.privacy_unit
+    assert (unit.method, unit.selection, unit.max_tokens_per_unit) == ("user_wise_dp_sgd", selection, tokens)
 
 
 def test_a_question_is_asked_again(tmp_path):

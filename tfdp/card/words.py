@@ -168,6 +168,7 @@ def data_accesses(
         ),
         _tuning(spec, inputs),
         _deduplication(spec, inputs, claimed=claimed),
+        *_looks_at_units(spec),
         DataAccess(
             name="Choice of the clip norm",
             status="not stated",
@@ -217,6 +218,27 @@ def _deduplication(spec: PrivacySpec, inputs: CardInputs, *, claimed: bool) -> D
     if scope is not None or alone:
         return DataAccess(name=name, status="not covered", note=f"Across units: {across}.")
     return DataAccess(name=name, status="not stated", note=f"Not covered if it was done across units: {across} then.")
+
+
+def _looks_at_units(spec: PrivacySpec) -> tuple[DataAccess, ...]:
+    """What is looked at where a unit has several records, to choose how it is protected."""
+    unit = spec.claim.privacy_unit
+    if unit.kind in ("example", "sequence"):
+        return ()
+    return (
+        DataAccess(
+            name="Choice of k",
+            status="not stated",
+            note=f"Not covered if the limit of records per {unit.kind} was chosen by looking at how many they have "
+            "(tfdp data report, tfdp plan compare): these are exact counts of private data.",
+        ),
+        DataAccess(
+            name="Diagnostics of gradients",
+            status="not stated",
+            note=f"Not covered if the gradients of {unit.kind}s were compared beforehand "
+            "(tfdp plan compare --concentration): what it prints is exact, and so is the choice of a method by it.",
+        ),
+    )
 
 
 def _progress(inputs: CardInputs) -> DataAccess:

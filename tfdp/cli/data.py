@@ -12,7 +12,7 @@ _EXAMPLE = """Examples:
 
 ```
 tfdp data report mails.jsonl --id-field sender
-tfdp data report mails.csv.gz --id-field sender --k 2 --k 8 --plot contributions.png \\
+tfdp data report mails.csv.gz --id-field sender --text-field body --k 2 --k 8 --plot contributions.png \\
     --write contributions.json
 tfdp validate privacy.yaml --data contributions.json
 ```
@@ -35,6 +35,9 @@ def _group() -> None:
 def report(
     file: Annotated[str, typer.Argument(metavar="FILE", help="Records: .jsonl, .csv or .tsv, also .gz.")],
     id_field: Annotated[str, typer.Option(metavar="NAME", help="Field or column that names the privacy unit.")],
+    text_field: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Field with the text: counts repeated ones.", show_default=False)
+    ] = None,
     k: Annotated[
         list[int] | None,
         typer.Option("--k", min=1, help="A limit of records per unit to look at; several times.", show_default=False),
@@ -67,11 +70,16 @@ def report(
 
     units = UnitMap.from_ids(read_unit_ids(file, id_field), drop_missing=drop_missing)
     counts = count_contributions(units, caps=sorted(set(k or (1, 2, 5, 10))))
-    for path, writer in ((plot, data.plot_contributions), (write, data.write_contributions)):
-        if path is not None:
-            written = writer(counts, path)
-            print(f"wrote {written}", file=sys.stderr)
+    duplicates = None
+    if text_field is not None:
+        duplicates = data.count_duplicates(file, id_field=id_field, text_field=text_field)
+    if plot is not None:
+        print(f"wrote {data.plot_contributions(counts, plot)}", file=sys.stderr)
+    if write is not None:
+        print(f"wrote {data.write_contributions(counts, write, duplicates=duplicates)}", file=sys.stderr)
     if as_json:
-        typer.echo(json.dumps({**dataclasses.asdict(counts), "not_covered": data.NOT_COVERED}, indent=2))
+        repeated = None if duplicates is None else {"same_unit": duplicates[0], "any_unit": duplicates[1]}
+        values = {**dataclasses.asdict(counts), "repeated_texts": repeated, "not_covered": data.NOT_COVERED}
+        typer.echo(json.dumps(values, indent=2))
     else:
-        data.print_contributions(counts, Console(highlight=False))
+        data.print_contributions(counts, Console(highlight=False), duplicates=duplicates)

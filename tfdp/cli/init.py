@@ -39,6 +39,18 @@ class Method(enum.StrEnum):
     USER_WISE = "user_wise_dp_sgd"
 
 
+class Selection(enum.StrEnum):
+    """Which records of a unit stay."""
+
+    NONE = "none"
+    RANDOM = "random"
+    LONGEST = "longest"
+    SHORTEST = "shortest"
+    HIGHEST_PERPLEXITY = "highest_perplexity"
+    LOWEST_PERPLEXITY = "lowest_perplexity"
+    RANDOM_CHUNK = "random_chunk"
+
+
 class Deduplication(enum.StrEnum):
     """Duplicates that were removed."""
 
@@ -85,6 +97,16 @@ def init(
         Method | None,
         _flag("For k above 1: user_wise_dp_sgd, the default, or group_privacy; native for k = 1.", metavar="NAME"),
     ] = None,
+    selection: Annotated[
+        Selection | None,
+        _flag(
+            "Which k records stay: random, the default for k above 1, longest, ...; none refuses more.", metavar="NAME"
+        ),
+    ] = None,
+    max_tokens_per_unit: Annotated[
+        int | None,
+        _flag("Most tokens of one unit in a step (user_wise_dp_sgd). Default: no limit.", min=1, metavar="N"),
+    ] = None,
     num_records: Annotated[int | None, _flag("How many records there are (group_privacy).", min=1, metavar="N")] = None,
     sequence_length: Annotated[int | None, _flag("Tokens of a unit (sequence).", min=1, metavar="N")] = None,
     deduplication: Annotated[
@@ -126,6 +148,7 @@ def init(
     given = {
         "unit": unit, "description": description, "num_units": num_units, "epsilon": epsilon, "delta": delta,
         "id_field": id_field, "max_records_per_unit": max_records_per_unit, "method": method,
+        "selection": selection, "max_tokens_per_unit": max_tokens_per_unit,
         "num_records": num_records, "sequence_length": sequence_length, "expected_batch_size": batch_size,
         "truncated_batch_size": truncated_batch_size, "steps": steps, "epochs": epochs, "tuning": tuning,
         "deduplication": deduplication,
@@ -184,6 +207,12 @@ def _answers(given: dict[str, Any], scheme: str, ask: _Questions) -> dict[str, A
     k = found["max_records_per_unit"] or 1
     if k > 1 or given["method"]:
         about("method", "How is a unit protected?", Method, Method.USER_WISE.value)
+    if k > 1 or given["selection"]:
+        about("selection", "Which records stay of a unit that has more?", Selection, Selection.RANDOM.value)
+        found["selection"] = None if found["selection"] == "none" else found["selection"]
+    if found["method"] == "user_wise_dp_sgd" or given["max_tokens_per_unit"]:
+        about("max_tokens_per_unit", "How many tokens may a unit give to a step? (0: no limit)", int, 0)
+        found["max_tokens_per_unit"] = found["max_tokens_per_unit"] or None
     if found["method"] == "group_privacy" or given["num_records"]:
         about("num_records", "How many records may be sampled?", int)
     if found["unit"] == "sequence" or given["sequence_length"]:

