@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import pathlib
 import sys
@@ -95,8 +96,8 @@ class Mails:
 
 def read_mails(archive: pathlib.Path, tokenizer: stories260k.Tokenizer, limit: int | None = None) -> Mails:
     """One record per mail: a sender's own words, without what she forwards, quotes or has sent before."""
-    found = dict.fromkeys((mail.sender, mail.own_text) for mail in select_mails(read_archive(archive), MailCounts()))
-    pairs = list(found)[:limit]
+    mails = select_mails(itertools.islice(read_archive(archive), limit), MailCounts())
+    pairs = list(dict.fromkeys((mail.sender, mail.own_text) for mail in mails))
     train, held_out = split_held_out(TextRecords(tuple(text for _, text in pairs), tuple(who for who, _ in pairs)))
     if train.unit_ids is None or not len(held_out):
         raise DataError(f"Expected mails to train on and to hold out. Received: {len(pairs)} in all. Use more of them.")
@@ -135,7 +136,9 @@ def spec_for(run: Run, mails: Mails) -> PrivacySpec:
             "data": {
                 "num_units": units.num_units,
                 # The number that q is computed from, rounded: it need not follow one sender more or less.
-                "num_records": max(records, round(records, -2)) if run.method == "group_privacy" else None,
+                "num_records": round(records, -2 if records > 1000 else None)
+                if run.method == "group_privacy"
+                else None,
                 "size_is_public": True,
                 "deduplication": "exact",
             },
@@ -250,16 +253,18 @@ def values_of(results: list[dict[str, Any]], field: str) -> list[Any]:
 
 def shown(values: np.ndarray) -> str:
     """Mean and standard deviation over seeds."""
+    if not len(values):
+        return "to come"
     return f"{values.mean():.2f} ± {values.std(ddof=1):.2f}" if len(values) > 1 else f"{values.mean():.2f}"
 
 
 def table(results: list[dict[str, Any]]) -> str:
     """Perplexity on held-out senders, as Markdown."""
     lines = [f"| epsilon | k | {' | sigma | '.join(NAMES.values())} | sigma |", "|---|---|---|---|---|---|"]
-    sigmas = {(each["method"], each["epsilon"], each["k"]): each.get("sigma") for each in results}
+    sigmas = {(each["method"], each["epsilon"], each["k"]): f"{each.get('sigma', 0):.3g}" for each in results}
     for epsilon in values_of(results, "epsilon"):
         for k in values_of(results, "k"):
-            cells = [(shown(reached(results, m, epsilon, k)), f"{sigmas[m, epsilon, k]:.3g}") for m in SELECTION]
+            cells = [(shown(reached(results, m, epsilon, k)), sigmas.get((m, epsilon, k), "")) for m in SELECTION]
             lines.append(f"| {epsilon:g} | {k} | " + " | ".join(" | ".join(cell) for cell in cells) + " |")
     references = ", ".join(f"{name}: {shown(reached(results, name))}" for name in (PUBLIC, NON_PRIVATE))
     return "\n".join([*lines, "", f"References: {references.replace('_', '-')}.", ""])
@@ -274,12 +279,12 @@ def plot(results: list[dict[str, Any]], path: pathlib.Path) -> None:
     panels = np.atleast_1d(figure.subplots(1, len(epsilons), sharey=True))
     for axes, epsilon in zip(panels, epsilons, strict=True):
         for place, (method, style) in enumerate(zip(SELECTION, ("o-", "s--"), strict=True)):
-            seeds = np.array([reached(results, method, epsilon, k) for k in ks])
-            mean = seeds.mean(1)
+            cells = {at: values for at, k in enumerate(ks) if len(values := reached(results, method, epsilon, k))}
+            spread = np.array([(np.mean(v), np.min(v), np.max(v)) for v in cells.values()]).reshape(-1, 3).T
             axes.errorbar(
-                np.arange(len(ks)) + 0.06 * (2 * place - 1),
-                mean,
-                yerr=[mean - seeds.min(1), seeds.max(1) - mean],
+                np.array(list(cells)) + 0.06 * (2 * place - 1),
+                spread[0],
+                yerr=[spread[0] - spread[1], spread[2] - spread[0]],
                 fmt=style,
                 capsize=3,
                 label=f"{NAMES[method]}, {SELECTION[method].replace('_', ' ')}",

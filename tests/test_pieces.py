@@ -65,7 +65,7 @@ def model():
 
 
 def _tokens(model):
-    return [model.preprocessor.tokenizer(text).numpy().tolist() for text in _TEXTS]
+    return [np.asarray(model.preprocessor.tokenizer(text)).tolist() for text in _TEXTS]
 
 
 def _pieces(model):

@@ -36,7 +36,7 @@ def test_every_cell_has_its_seeds(example):
 def test_a_slice_is_trained_measured_and_not_trained_again(example, files, tmp_path):
     private = [example.Run(method, 8.0, 2) for method in example.SELECTION]
     runs = [example.Run(example.PUBLIC), example.Run(example.NON_PRIVATE), *private]
-    example.run_all(*files, tmp_path, runs[:3], 200)
+    assert "to come" in example.run_all(*files, tmp_path, runs[:3], 200)
     # As a run that was killed leaves it: its steps are spent, and it begins anew under another ledger.
     name = f"{private[1].name}-0.jsonl"
     (tmp_path / "ledgers" / name).write_text("killed\n")
