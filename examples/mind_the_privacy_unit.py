@@ -217,8 +217,7 @@ def run_all(archive: pathlib.Path, folder: pathlib.Path, out: pathlib.Path, runs
     if any(result["settings"] != settings for result in results):
         raise DataError(f"Expected results of the same settings in {path}. Received: others. Choose another --out.")
     done = {Run(*(result[field.name] for field in dataclasses.fields(Run))) for result in results}
-    _, tokenizer = stories260k.load(folder / "stories260K.bin", folder / "tok512.bin")
-    mails = read_mails(archive, tokenizer, limit)
+    mails = read_mails(archive, stories260k.Tokenizer.from_file(folder / "tok512.bin"), limit)
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
     with Progress(*columns, speed_estimate_period=3600) as progress:
         progress.console.print(

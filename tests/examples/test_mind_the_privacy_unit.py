@@ -36,12 +36,12 @@ def test_every_cell_has_its_seeds(example):
 def test_a_slice_is_trained_measured_and_not_trained_again(example, files, tmp_path):
     private = [example.Run(method, 8.0, 2) for method in example.SELECTION]
     runs = [example.Run(example.PUBLIC), example.Run(example.NON_PRIVATE), *private]
-    assert "to come" in example.run_all(*files, tmp_path, runs[:3], 200)
+    assert "to come" in example.run_all(*files, tmp_path, runs[:3], 120)
     # As a run that was killed leaves it: its steps are spent, and it begins anew under another ledger.
     name = f"{private[1].name}-0.jsonl"
     (tmp_path / "ledgers" / name).write_text("killed\n")
     first = (tmp_path / "results.jsonl").read_text()
-    table = example.run_all(*files, tmp_path, runs, 200)
+    table = example.run_all(*files, tmp_path, runs, 120)
 
     content = (tmp_path / "results.jsonl").read_text()
     assert content.startswith(first)
@@ -63,7 +63,7 @@ def test_a_slice_is_trained_measured_and_not_trained_again(example, files, tmp_p
     assert "</svg>" in (tmp_path / "perplexity.svg").read_text()
 
     with pytest.raises(DataError, match="of the same settings"):
-        example.run_all(*files, tmp_path, runs, 199)
+        example.run_all(*files, tmp_path, runs, 119)
 
 
 def test_what_a_sender_gives_depends_on_her_mails_alone(example, files):
