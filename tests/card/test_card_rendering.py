@@ -112,7 +112,7 @@ def test_the_page_loads_nothing(run):
     page = Page(run.html)
     assert all(re.fullmatch(r"#s\d+", link) for link in page.links)
     assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
-    assert page.tags.count("svg") == 4
+    assert page.tags.count("svg") == 5
     assert "url(" not in run.html
     assert "@import" not in run.html
     assert "default-src 'none'" in run.html

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from tfdp import accounting
 from tfdp.card import checks, formats, words
-from tfdp.card.inputs import CardInputs, better
+from tfdp.card.inputs import CardInputs
 from tfdp.card.model import (
     UNBOUNDED,
     Accounting,
@@ -36,6 +36,7 @@ from tfdp.card.model import (
     Utility,
 )
 from tfdp.errors import AccountingError, CardError, SpecError
+from tfdp.evaluation import better_direction
 from tfdp.findings import Finding
 from tfdp.ledger import LedgerRecord
 from tfdp.spec import PrivacySpec
@@ -264,7 +265,8 @@ def _guarantee(spec: PrivacySpec, record: LedgerRecord, realised: Bound, *, clai
 def _groups(spec: PrivacySpec, inputs: CardInputs) -> Groups:
     given = inputs.groups
     minimum = spec.evaluation.min_group_size if spec.evaluation else None
-    direction = better(given.metric or "")
+    stated = next((one.better for one in inputs.metrics if one.name == given.metric), None)
+    direction = stated or better_direction(given.metric or "")
     rows = []
     for row in given.rows:
         small = row.suppressed or (minimum is not None and (row.n is None or row.n < minimum))

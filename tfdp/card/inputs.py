@@ -12,7 +12,6 @@ from tfdp.card.model import (
     Attack,
     DeduplicationScope,
     Digest,
-    Direction,
     FileName,
     Group,
     Metric,
@@ -25,6 +24,7 @@ from tfdp.card.model import (
     Trials,
 )
 from tfdp.errors import CardError
+from tfdp.evaluation import better_direction
 
 _EVALUATION_KEYS = ("metrics", "groups", "group_field", "group_metric", "membership_inference", "attacks")
 _DETAIL_KEYS = (
@@ -41,8 +41,6 @@ _DETAIL_KEYS = (
     "timings",
     "spent_before",
 )
-_LOWER_IS_BETTER = ("loss", "perplexity", "error", "entropy", "bits")
-_HIGHER_IS_BETTER = ("accuracy", "auc", "f1", "precision", "recall", "bleu", "rouge", "exact_match")
 
 _Model = TypeVar("_Model", bound=Section)
 
@@ -164,14 +162,6 @@ def read_inputs(
     )
 
 
-def better(name: str) -> Direction | None:
-    """Which direction of a metric is the good one, where its name tells."""
-    name = name.lower()
-    if any(part in name for part in _HIGHER_IS_BETTER):
-        return "higher"
-    return "lower" if any(part in name for part in _LOWER_IS_BETTER) else None
-
-
 def _metric(index: int, row: Any) -> Metric:
     where = f"evaluation['metrics'][{index}]"
     row = _mapping(where, row)
@@ -182,7 +172,7 @@ def _metric(index: int, row: Any) -> Metric:
             not_finite.append(column)
             row[column] = None
     row["not_finite"] = tuple(not_finite)
-    row.setdefault("better", better(str(row.get("name", ""))))
+    row.setdefault("better", better_direction(str(row.get("name", ""))))
     return _built(Metric, row, where)
 
 
@@ -195,7 +185,7 @@ def _groups(evaluation: Mapping[str, Any], metrics: Sequence[Metric]) -> GroupIn
     groups = []
     for index, row in enumerate(rows):
         if {"gap", "suppressed"} & row.keys():
-            _refuse(f"evaluation['groups'][{index}]", "name, n, value, interval and before", sorted(row))
+            _refuse(f"evaluation['groups'][{index}]", "name, n, value, interval, before and non_private", sorted(row))
         groups.append(_built(Group, row, f"evaluation['groups'][{index}]"))
     values = {"field": evaluation.get("group_field"), "metric": metric, "whole": whole, "rows": tuple(groups)}
     return _built(GroupInputs, values, "evaluation['groups']")

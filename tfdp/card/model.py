@@ -232,6 +232,8 @@ class Group(Section):
     interval: tuple[float, float] | None = None
     before: float | None = None
     """The same metric before private training."""
+    non_private: float | None = None
+    """The same metric of the model trained without privacy."""
     gap: float | None = None
     """Value minus the value of the whole."""
     suppressed: bool = False

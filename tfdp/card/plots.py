@@ -140,6 +140,59 @@ def bar_chart(bars: Sequence[tuple[str, float, str, str]], *, title: str, interv
     return Markup("".join([*parts, "</svg>"]))
 
 
+def dot_chart(
+    rows: Sequence[tuple[str, Sequence[tuple[float | None, str]], Sequence[float]]],
+    *,
+    legend: Sequence[tuple[str, str]],
+    line: float | None,
+    title: str,
+) -> Markup | None:
+    """Values side by side, one row for each name; None where there is no row.
+
+    Args:
+        rows: (label, [(value, class of the style sheet), ...], (low, high) or nothing).
+        legend: (label, class); a class that no row has is left out.
+        line: a value that all are compared with.
+        title: for readers that do not see the picture.
+    """
+    if not rows:
+        return None
+    left, right, top, step = 230, 24, 34, 30
+    base = top + step * len(rows)
+    values = [v for _, dots, interval in rows for v in (*(dot for dot, _ in dots), *interval, line) if v is not None]
+    scale = _Scale.over(Axis(""), values, left, _WIDTH - right, pad=True)
+    present = {style for _, dots, _ in rows for value, style in dots if value is not None}
+    parts = [_open(title, _WIDTH, base + 26)]
+    place = left
+    for label, style in legend:
+        if style in present:
+            parts.append(f'<circle class="{style}" cx="{place + 5}" cy="11" r="5"/>')
+            parts.append(f'<text class="legend" x="{place + 16}" y="15">{escape(label)}</text>')
+            place += 7 * len(label) + 44
+    for tick in scale.ticks:
+        at = scale(tick)
+        parts.append(f'<line class="grid" x1="{at:.1f}" x2="{at:.1f}" y1="{top - 8}" y2="{base}"/>')
+        parts.append(f'<text class="tick-x" x="{at:.1f}" y="{base + 18}">{_tick(tick)}</text>')
+    if line is not None:
+        at = scale(line)
+        parts.append(f'<line class="level" x1="{at:.1f}" x2="{at:.1f}" y1="{top - 8}" y2="{base}"/>')
+    for index, (label, dots, interval) in enumerate(rows):
+        middle = top + step * index + step / 2 - 4
+        parts.append(f'<text class="bar-label" x="{left - 14}" y="{middle + 4}">{escape(label)}</text>')
+        if interval:
+            low, high = scale(interval[0]), scale(interval[1])
+            parts.append(
+                f'<path class="whisker" d="M{low:.1f} {middle}H{high:.1f}M{low:.1f} {middle - 5}v10'
+                f'M{high:.1f} {middle - 5}v10"/>'
+            )
+        parts += [
+            f'<circle class="{style}" cx="{scale(value):.1f}" cy="{middle}" r="5"/>'
+            for value, style in dots
+            if value is not None
+        ]
+    return Markup("".join([*parts, "</svg>"]))
+
+
 def _open(title: str, width: int, height: int) -> str:
     return (
         f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}" '

@@ -21,7 +21,7 @@ from ruamel.yaml.representer import SafeRepresenter
 
 from tfdp.card import formats
 from tfdp.card.model import Bound, Metric, PrivacyCard
-from tfdp.card.plots import Axis, Level, Series, bar_chart, line_chart
+from tfdp.card.plots import Axis, Level, Series, bar_chart, dot_chart, line_chart
 from tfdp.errors import CardError
 
 _SCHEMES = re.compile(r"(javascript|vbscript|data(?=:\S)|file(?=:/))\s*:", re.IGNORECASE)
@@ -224,6 +224,7 @@ def _plots(card: PrivacyCard) -> dict[str, Any]:
             title="Epsilon as a function of delta",
         ),
         "bars": list(_bars(card)),
+        "groups": _group_plot(card),
     }
 
 
@@ -240,6 +241,21 @@ def _loss_plot(card: PrivacyCard) -> Markup | None:
         if name in training
     ]
     return line_chart(series, x=Axis("epoch", whole=True), y=Axis("loss"), title="Loss by epoch") if series else None
+
+
+def _group_plot(card: PrivacyCard) -> Markup | None:
+    groups = card.groups
+    rows = [
+        (
+            f"{row.name} ({formats.number(row.n)})",
+            [(row.before, "dot-b"), (row.non_private, "dot-c"), (row.value, "dot-a")],
+            row.interval or (),
+        )
+        for row in groups.rows
+        if row.value is not None
+    ]
+    legend = [("before", "dot-b"), ("without privacy", "dot-c"), ("private", "dot-a")]
+    return dot_chart(rows, legend=legend, line=groups.whole, title=f"{groups.metric or 'The metric'} of every group")
 
 
 def _bars(card: PrivacyCard) -> Iterator[tuple[Metric, Markup]]:

@@ -53,7 +53,8 @@ def export(
         ledger: default `directory`/ledger.jsonl.
         evaluation: what was measured, each part optional:
             "metrics": [{"name", "split", "private", "interval": [low, high], "non_private", "public", "n"}, ...],
-            "groups": [{"name", "n", "value", "interval", "before"}, ...] with "group_field" and "group_metric",
+            "groups": [{"name", "n", "value", "interval", "before", "non_private"}, ...] with "group_field" and
+            "group_metric" (`GroupReport.evaluation` of `tfdp.evaluation.metric_by_group` makes both parts),
             "membership_inference": {"threat_model", "members", "non_members", "auc", "advantage",
             "tpr_at_fpr": {0.01: ...}, "epsilon_lower_bound", "confidence"}, and more of these under "attacks".
         history: values per epoch; default `model.history.history` where there is one.

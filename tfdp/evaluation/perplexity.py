@@ -1,7 +1,4 @@
-"""Perplexity of a causal language model on records that it was not trained on, with an interval over the records.
-
-These are exact values on whatever data they are measured on: no noise is added, and no epsilon covers them.
-"""
+"""Perplexity of a causal language model on records that it was not trained on, with an interval over the records."""
 
 from __future__ import annotations
 
