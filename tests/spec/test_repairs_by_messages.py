@@ -104,6 +104,18 @@ class TestElsewhere:
         assert fixes(BASE + "kind: none\n")["kind"] == "Did you mean kind in claim.privacy_unit or kind in tuning?"
 
 
+STRANGE = [object(), {1, 2}, "x" * 100_000, ["x"] * 9000, 1 << 60_000, {"a": {}}, [[[object()]]]]
+
+
+@pytest.mark.parametrize("value", STRANGE, ids=["object", "set", "text", "list", "number", "mapping", "nested"])
+@pytest.mark.parametrize("name", ["max_grad_norm", "mechanism.clip_norm", "claim.data_accesses"])
+def test_whatever_an_unknown_field_holds_a_message_is_short(name, value):
+    """Values of from_dict are any objects, and those of a file as long as the file."""
+    with pytest.raises(SpecError) as caught:
+        PrivacySpec.from_dict({name: value, "noise_multiplier": value, "sigma": 1.0})
+    assert max(len(finding.fix) for finding in caught.value.findings) < 700
+
+
 class TestPlaceholders:
     @pytest.mark.parametrize(
         ("field", "kind"),

@@ -14,8 +14,8 @@ from tfdp.spec.naming import all_fields, meant, plain, section
 from tfdp.spec.notation import foreign_space, plain_space, snippet
 from tfdp.spec.samples import line
 
-_LONGEST = 200  # characters of a name: it can be as long as the file
-_SHORT = 120  # characters of a line that is written out in a remedy
+_LONGEST = 200  # characters of a name or of a value, and bits of a number: they can be as long as the file
+_MOST = 10  # entries of a list that is written out in a remedy
 # What other libraries set in a field of its own, and here follows from another one.
 _FOLLOWS = {
     "reduction": "Whether records are averaged before they are clipped follows from method: user_wise_dp_sgd averages "
@@ -40,7 +40,7 @@ def elsewhere(unknown: Iterable[tuple[Path, list[Path]]], document: Document) ->
     found: dict[Path, list[Any]] = {}
     for path, meanings in unknown:
         value = held(document.value, path)
-        if len(meanings) == 1 and value is not None and not isinstance(value, dict):
+        if len(meanings) == 1 and value is not None and _writable(value):
             values = found.setdefault(meanings[0], [])
             if value not in values:
                 values.append(value)
@@ -68,7 +68,7 @@ def remedy(model: type[BaseModel], path: Path, meanings: list[Path], document: D
     if same_name and not same_section:
         guess = f"{name} stands {_place(path[:-1], 'under')} and belongs {_place(target[:-1])}"
     here = held(document.value, path)
-    if (others := list(_others(target, here, document))) and not isinstance(here, dict):
+    if _writable(here) and (others := list(_others(target, here, document))):
         values = " or ".join(printable(line(str(target[-1]), value, document.format)) for value in (*others, here))
         return f"{_sentence(guess)}Which is meant, {values}? Keep that one {_place(target[:-1])}.".lstrip()
     if holds(document.value, target):
@@ -109,17 +109,25 @@ def _others(target: Path, here: Any, document: Document) -> Iterator[Any]:
     """Values of the same field that stand in its own place, or elsewhere, and differ."""
     there = [held(document.value, target)] if holds(document.value, target) else []
     for value in (*there, *document.elsewhere.get(target, ())):
-        if value != here and not isinstance(value, dict):
+        if value != here and _writable(value):
             yield value
 
 
 def _write(target: Path, value: Any, document: Document) -> str:
     """The field as it is written in its own section."""
-    written = line(str(target[-1]), value, document.format)
     where = f"In {dotted(target[:-1])}" if target[:-1] else "At the top level"
-    if len(written) > _SHORT or isinstance(value, dict):
+    if not _writable(value):
         return f"Move it {_how(target[:-1], document)}, as {target[-1]}."
-    return f"{where}, write: {written}"
+    return f"{where}, write: {line(str(target[-1]), value, document.format)}"
+
+
+def _writable(value: Any) -> bool:
+    """Whether a value can be written out in a message: short, and of a kind that a text can hold."""
+    if isinstance(value, list | tuple):
+        return len(value) <= _MOST and all(map(_writable, value))
+    if isinstance(value, int):
+        return value.bit_length() <= _LONGEST
+    return value is None or isinstance(value, float) or (isinstance(value, str) and len(value) <= _LONGEST)
 
 
 def _how(section: Path, document: Document) -> str:
