@@ -241,6 +241,7 @@ def test_data_accesses(run):
         "Choice of the checkpoint": "not stated",
         "Metrics in the progress bar": "not covered",
         "Evaluation": "not covered",
+        "Attacks for an audit": "not covered",
         "Public pretraining": "not covered",
     }
     notes = " ".join(row["note"] for row in run.card["data_accesses"])

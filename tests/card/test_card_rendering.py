@@ -11,8 +11,8 @@ import pytest
 from ruamel.yaml import YAML
 
 from tfdp.card import check_card, load_card, render_html
+from tfdp.card.fields import clean_text
 from tfdp.card.formats import bound, exact, lower_bound, number, percent, seconds
-from tfdp.card.model import clean_text
 from tfdp.card.plots import Axis, Level, Series, bar_chart, line_chart
 from tfdp.card.rendering import escape_markdown
 

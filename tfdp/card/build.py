@@ -13,11 +13,10 @@ from pydantic import ValidationError
 
 from tfdp import accounting
 from tfdp.card import checks, formats, words
+from tfdp.card.fields import UNBOUNDED, Bound
 from tfdp.card.inputs import CardInputs
 from tfdp.card.model import (
-    UNBOUNDED,
     Accounting,
-    Bound,
     Budget,
     Claim,
     Data,
@@ -98,6 +97,7 @@ def build_card(record: LedgerRecord, inputs: CardInputs) -> PrivacyCard:
         utility=Utility(metrics=inputs.metrics, training=inputs.training),
         groups=groups,
         attacks=inputs.attacks,
+        audit=inputs.audit,
         use=Use(intended_use=inputs.intended_use, limits=inputs.limits),
         provenance=_provenance(record, inputs),
         budget=spent,

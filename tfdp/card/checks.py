@@ -277,16 +277,16 @@ def _groups(groups: Groups) -> Iterator[Finding]:
 
 def _attacks(spec: PrivacySpec, account: Accounting, inputs: CardInputs) -> Iterator[Finding]:
     where = "evaluation.membership_inference"
-    if not inputs.attacks:
+    if not any(attack.model == "private" for attack in inputs.every_attack):
         required = spec.evaluation is not None and spec.evaluation.membership_inference == "required"
         message = "expected a membership-inference result" + (", which the spec requires" if required else "")
         severity = "error" if required else "warning"
-        fix = "Attack the model, and pass evaluation={'membership_inference': {...}} to export."
+        fix = "Attack the model: tfdp audit RUN_DIR, or evaluation={'membership_inference': {...}} of export."
         yield _finding("PS052", severity, where, f"{message}, received none.", fix)
     realised = account.epsilon_with_amplification.value
-    for attack in inputs.attacks:
+    for attack in inputs.every_attack:
         lower = attack.epsilon_lower_bound
-        if lower is not None and realised is not None and lower > realised:
+        if attack.model == "private" and lower is not None and realised is not None and lower > realised:
             message = (
                 f"expected {attack.name} to stay below epsilon {formats.bound(realised)}, received a lower bound of "
                 f"{formats.exact(lower)}."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import decimal
 import math
 
-from tfdp.card.model import Bound
+from tfdp.card.fields import Bound
 
 NOT_MEASURED = "not measured"
 NOT_STATED = "not stated"

@@ -8,21 +8,9 @@ from typing import Any, NoReturn, TypeVar
 
 from pydantic import Field, ValidationError
 
-from tfdp.card.model import (
-    Attack,
-    DeduplicationScope,
-    Digest,
-    FileName,
-    Group,
-    Metric,
-    ModelFacts,
-    OtherRun,
-    PrivacyCard,
-    RatePoint,
-    Section,
-    Text,
-    Trials,
-)
+from tfdp.card.audits import Attack, Audit, RatePoint
+from tfdp.card.fields import Digest, FileName, Section, Text
+from tfdp.card.model import DeduplicationScope, Group, Metric, ModelFacts, OtherRun, PrivacyCard, Trials
 from tfdp.errors import CardError
 from tfdp.evaluation import better_direction
 
@@ -69,6 +57,7 @@ class CardInputs(Section):
     training: dict[str, tuple[float | None, ...]] | None = None
     groups: GroupInputs = GroupInputs()
     attacks: tuple[Attack, ...] = ()
+    audit: Audit | None = None
     intended_use: Text | None = None
     limits: Text | None = None
     licence: Text | None = None
@@ -82,6 +71,11 @@ class CardInputs(Section):
     others: tuple[OtherRun, ...] | None = None
     selections: tuple[Trials, ...] = ()
     is_trial: bool = False
+
+    @property
+    def every_attack(self) -> tuple[Attack, ...]:
+        """Those that the owner reports, and those of the audit."""
+        return self.attacks + (self.audit.attacks if self.audit is not None else ())
 
 
 def inputs_of(card: PrivacyCard) -> CardInputs:
@@ -101,6 +95,7 @@ def inputs_of(card: PrivacyCard) -> CardInputs:
             field=card.groups.field, metric=card.groups.metric, whole=card.groups.whole, rows=card.groups.rows
         ),
         attacks=card.attacks,
+        audit=card.audit,
         intended_use=card.use.intended_use,
         limits=card.use.limits,
         licence=card.legal.licence,

@@ -19,8 +19,9 @@ from markupsafe import Markup
 from ruamel.yaml import YAML
 from ruamel.yaml.representer import SafeRepresenter
 
-from tfdp.card import formats
-from tfdp.card.model import Bound, Metric, PrivacyCard
+from tfdp.card import formats, roc
+from tfdp.card.fields import Bound
+from tfdp.card.model import Metric, PrivacyCard
 from tfdp.card.plots import Axis, Level, Series, bar_chart, dot_chart, line_chart
 from tfdp.errors import CardError
 
@@ -176,8 +177,24 @@ def _context(card: PrivacyCard) -> dict[str, Any]:
         "counts": ", ".join(_count(sum(one.severity.value == kind for one in found), kind) for kind in _SEVERITIES),
         "findings": sorted(found, key=lambda finding: _SEVERITIES.index(finding.severity.value)),
         "column": _column,
+        **_audited(card),
         "epochs": _epochs(card),
         "versions": ", ".join(f"{name} {version}" for name, version in sorted(card.provenance.versions.items())),
+    }
+
+
+def _audited(card: PrivacyCard) -> dict[str, Any]:
+    """The attacks of the audit; what is said of one of them once, though it stands there for model and twin."""
+    attacks = card.audit.attacks if card.audit is not None else ()
+    named = {attack.name: attack for attack in attacks if attack.threat_model is not None}
+    return {
+        "audited": attacks,
+        "threats": list(named.values()),
+        "bounded": [attack for attack in attacks if attack.epsilon_lower_bound is not None],
+        "rates": sorted({point.false_positive_rate for attack in attacks for point in attack.tpr_at_fpr}),
+        "rate_of": lambda attack, rate: next(
+            (point for point in attack.tpr_at_fpr if point.false_positive_rate == rate), None
+        ),
     }
 
 
@@ -225,6 +242,7 @@ def _plots(card: PrivacyCard) -> dict[str, Any]:
         ),
         "bars": list(_bars(card)),
         "groups": _group_plot(card),
+        "roc": roc.pictures(card),
     }
 
 

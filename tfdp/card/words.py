@@ -182,6 +182,7 @@ def data_accesses(
         ),
         _progress(inputs),
         _evaluation(inputs),
+        _audit(inputs),
         DataAccess(
             name="Public pretraining",
             status="not covered",
@@ -253,14 +254,26 @@ def _progress(inputs: CardInputs) -> DataAccess:
 
 
 def _evaluation(inputs: CardInputs) -> DataAccess:
-    measured = bool(inputs.metrics or inputs.groups.rows or inputs.attacks)
+    measured = bool(inputs.metrics or inputs.groups.rows)
     return DataAccess(
         name="Evaluation",
         status="not covered" if measured else "not stated",
-        note="The metrics, groups and attacks on this card are exact values; "
+        note="The metrics and groups on this card are exact values; "
         "what they tell about the data that they were measured on is not bounded."
         if measured
         else "Nothing was handed to this card. Not covered if private data were used.",
+    )
+
+
+def _audit(inputs: CardInputs) -> DataAccess:
+    audited = inputs.every_attack or inputs.audit is not None
+    return DataAccess(
+        name="Attacks for an audit",
+        status="not covered" if audited else "not stated",
+        note="The losses of members and non-members were looked at, without noise, and what they add up to is on this "
+        "card."
+        if audited
+        else "None were handed to this card. Not covered if private data were attacked.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Writing a card, rendering it again, and checking it against its ledger."""
+"""Writing a card, rendering it again, and reading it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +15,19 @@ from pydantic import ValidationError
 from tfdp import __version__
 from tfdp.accounting import event_to_dict
 from tfdp.budget import read_budget
-from tfdp.card.build import build_card, errors_of
+from tfdp.card.audits import Audit
+from tfdp.card.build import build_card
 from tfdp.card.inputs import inputs_of, read_inputs
 from tfdp.card.model import ModelFacts, OtherRun, PrivacyCard, Trials
 from tfdp.card.rendering import render_html, render_markdown
 from tfdp.errors import CardError
 from tfdp.files import atomic_write_bytes, atomic_write_text, fsync_directory, sha256_arrays, sha256_file
-from tfdp.findings import Finding, Severity
 from tfdp.ledger import Clock, LedgerRecord, read_ledger, timestamp
 from tfdp.spec.schema import Draft, with_head
 
 SCHEMA_ID = "urn:tfdp:schema:model-card:1.0"
 CARD_JSON, CARD_MARKDOWN, CARD_HTML = "MODEL_CARD.json", "MODEL_CARD.md", "MODEL_CARD.html"
-WEIGHTS, LEDGER = "model.keras", "ledger.jsonl"
-# Another machine may round the last digits of a Fourier transform differently; nothing else may differ.
-_TOLERANCE = 1e-6
+WEIGHTS, LEDGER, AUDIT = "model.keras", "ledger.jsonl", "audit.json"
 
 
 def export(
@@ -85,9 +83,10 @@ def export(
         history=history,
         details=details,
         created=timestamp(clock),
-        written_by=_generator(),
+        written_by=generator(),
         model=_facts(model),
-        parameters_digest=sha256_arrays(model.get_weights()),
+        parameters_digest=(parameters := sha256_arrays(model.get_weights())),
+        audit=audit_of(directory / AUDIT, parameters),
         weights_digest="0" * 64,
         weights_file=WEIGHTS,
         ledger_file=LEDGER,
@@ -136,57 +135,62 @@ def _on_the_same_data(record: LedgerRecord) -> dict[str, Any]:
     }
 
 
+def attach_audit(directory: str | os.PathLike[str], audit: Audit) -> dict[str, Path]:
+    """Writes audit.json, and the card again with it in section 9.
+
+    Args:
+        directory: of a run, with its card, ledger and weights.
+        audit: of those weights.
+
+    Returns:
+        The paths under "audit", "json", "markdown" and "html".
+
+    Raises:
+        CardError: no card, or the audit is of other weights; nothing is written then.
+    """
+    directory = Path(directory)
+    card = load_card(directory / CARD_JSON)
+    if audit.parameters_digest != card.provenance.parameters_digest:
+        raise CardError(
+            f"Expected an audit of the weights that the card in {directory} names "
+            f"({card.provenance.parameters_digest[:12]}), received one of others "
+            f"({audit.parameters_digest[:12]}). Audit the model of this run."
+        )
+    inputs = inputs_of(card).model_copy(update={"audit": audit, "created": audit.created})
+    card = build_card(read_ledger(directory / card.provenance.ledger_file), inputs)
+    written = atomic_write_text(directory / AUDIT, _canonical(audit.model_dump(mode="json")))
+    return {
+        "audit": written,
+        "json": atomic_write_text(directory / CARD_JSON, to_json(card)),
+        **render_card(directory / CARD_JSON),
+    }
+
+
+def audit_of(path: Path, parameters: str) -> Audit | None:
+    """The audit that lies beside the card, unless it is of other weights: of another fit, then."""
+    try:
+        audit = Audit.model_validate_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise CardError(
+            f"Expected {path} to be written by tfdp audit, received a file that cannot be read. Remove it, and audit "
+            "again."
+        ) from error
+    return audit if audit.parameters_digest == parameters else None
+
+
 def render_card(path: str | os.PathLike[str]) -> dict[str, Path]:
     """Writes MODEL_CARD.md and MODEL_CARD.html again from MODEL_CARD.json, given it or its directory."""
-    file = _card_file(path)
+    file = card_file(path)
     card = load_card(file)
     pages = {"markdown": (CARD_MARKDOWN, render_markdown(card)), "html": (CARD_HTML, render_html(card))}
     return {kind: atomic_write_text(file.parent / name, text) for kind, (name, text) in pages.items()}
 
 
-def check_card(path: str | os.PathLike[str], ledger: str | os.PathLike[str] | None = None) -> list[Finding]:
-    """Computes a card again from its ledger, and compares.
-
-    Every field that follows from the ledger must come out the same: steps, noise, clip norm, probability, epsilon,
-    digests, sentences, findings. The Markdown and the HTML must be what the JSON renders to, and the weights the ones
-    that the card names.
-
-    Args:
-        path: MODEL_CARD.json, or the directory that it is in.
-        ledger: default: the file that the card names, beside it.
-
-    Returns:
-        Findings: PS080 (error) a difference, PS081 (warning) a file that is not there to be compared, PS082 (warning)
-        another version of the accountant, and the errors that stand on the card itself. No error among them means that
-        the card holds.
-
-    Raises:
-        CardError: no card, or no ledger, to check.
-        LedgerError: the ledger does not hold together.
-    """
-    file = _card_file(path)
-    card = load_card(file)
-    source = Path(ledger) if ledger is not None else file.parent / card.provenance.ledger_file
-    if not source.is_file():
-        raise CardError(
-            f"Expected the ledger of the card at {source}, received no file. Without it nothing on the card can be "
-            "checked: pass its path with --ledger (ledger=...)."
-        )
-    rebuilt = build_card(read_ledger(source), inputs_of(card))
-    found = [
-        _difference(where, f"expected {_short(expected)}, recomputed from the ledger, received {_short(received)}.")
-        for where, expected, received in _differences(_plain(rebuilt), _plain(card))
-        if where != "accounting.accountant_version"
-    ]
-    found += _version_findings(rebuilt, card)
-    found += _page_findings(file, card)
-    found += _weights_findings(file, card)
-    return [*found, *(finding for finding in errors_of(rebuilt) if finding not in found)]
-
-
 def to_json(card: PrivacyCard) -> str:
     """Canonical JSON: sorted keys, real numbers, one line end."""
-    return json.dumps(_plain(card), sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return _canonical(plain(card))
 
 
 def load_card(path: str | os.PathLike[str]) -> PrivacyCard:
@@ -220,12 +224,16 @@ def json_schema(draft: Draft = "2020-12") -> dict[str, Any]:
     return with_head(schema, draft, SCHEMA_ID)
 
 
-def _card_file(path: str | os.PathLike[str]) -> Path:
+def card_file(path: str | os.PathLike[str]) -> Path:
     path = Path(path)
     return path / CARD_JSON if path.is_dir() else path
 
 
-def _plain(card: PrivacyCard) -> dict[str, Any]:
+def _canonical(values: dict[str, Any]) -> str:
+    return json.dumps(values, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def plain(card: PrivacyCard) -> dict[str, Any]:
     return card.model_dump(mode="json")
 
 
@@ -236,7 +244,7 @@ def _without_duplicates(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _generator() -> str:
+def generator() -> str:
     return f"tfdp {__version__}"
 
 
@@ -283,77 +291,3 @@ def _save(model: Any, path: Path) -> str:
         os.replace(temporary, path)
     fsync_directory(path.parent)
     return digest
-
-
-def _version_findings(rebuilt: PrivacyCard, card: PrivacyCard) -> Iterator[Finding]:
-    ours, theirs = rebuilt.accounting.accountant_version, card.accounting.accountant_version
-    if ours != theirs:
-        message = f"expected the accountant that the card was computed with, {theirs}, received {ours}."
-        where, fix = (
-            "accounting.accountant_version",
-            "Differences in epsilon may come from it: check with that version.",
-        )
-        yield Finding(id="PS082", severity=Severity.WARNING, where=where, message=message, fix=fix)
-
-
-def _page_findings(file: Path, card: PrivacyCard) -> Iterator[Finding]:
-    for name, text in ((CARD_MARKDOWN, render_markdown(card)), (CARD_HTML, render_html(card))):
-        page = file.parent / name
-        try:
-            same = page.read_bytes() == text.encode("utf-8")
-        except FileNotFoundError:
-            yield _absent(name, "the page could not be compared.", "Write it with tfdp card render.")
-            continue
-        if not same:
-            message = (
-                f"expected what the JSON of the card renders to, received something else (card by "
-                f"{card.provenance.written_by}, this is {_generator()})."
-            )
-            yield _difference(name, message)
-
-
-def _weights_findings(file: Path, card: PrivacyCard) -> Iterator[Finding]:
-    name = card.provenance.weights_file
-    path = file.parent / name
-    if not path.is_file():
-        yield _absent(name, "the digest could not be compared.", "Put the released weights beside the card.")
-    elif (digest := sha256_file(path)) != card.provenance.weights_digest:
-        expected = _short(card.provenance.weights_digest)
-        yield _difference(name, f"expected weights with the digest {expected}, received {_short(digest)}.")
-
-
-def _difference(where: str, message: str) -> Finding:
-    fix = "The card does not belong to this ledger, or was changed: export again, and release nothing until it agrees."
-    return Finding(id="PS080", severity=Severity.ERROR, where=where, message=message, fix=fix)
-
-
-def _absent(where: str, message: str, fix: str) -> Finding:
-    return Finding(
-        id="PS081",
-        severity=Severity.WARNING,
-        where=where,
-        message=f"expected a file, received none: {message}",
-        fix=fix,
-    )
-
-
-def _differences(expected: Any, received: Any, where: str = "") -> Iterator[tuple[str, Any, Any]]:
-    if isinstance(expected, dict) and isinstance(received, dict):
-        for key in sorted(expected.keys() | received.keys()):
-            yield from _differences(expected.get(key), received.get(key), f"{where}.{key}" if where else key)
-    elif isinstance(expected, list) and isinstance(received, list) and len(expected) == len(received):
-        for index, (one, other) in enumerate(zip(expected, received, strict=True)):
-            yield from _differences(one, other, f"{where}.{index}")
-    elif not _same(expected, received):
-        yield where, expected, received
-
-
-def _same(expected: Any, received: Any) -> bool:
-    if isinstance(expected, float) and isinstance(received, float):
-        return math.isclose(expected, received, rel_tol=_TOLERANCE, abs_tol=1e-12)
-    return type(expected) is type(received) and expected == received
-
-
-def _short(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 90 else f"{text[:87]}..."

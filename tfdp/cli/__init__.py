@@ -13,7 +13,22 @@ from typing import Annotated
 import typer
 
 from tfdp import __version__
-from tfdp.cli import account, budget, card, data, demo, diff, explain, init, ledger, plan, schema, train, validate
+from tfdp.cli import (
+    account,
+    audit,
+    budget,
+    card,
+    data,
+    demo,
+    diff,
+    explain,
+    init,
+    ledger,
+    plan,
+    schema,
+    train,
+    validate,
+)
 from tfdp.errors import TfdpError
 
 app = typer.Typer(
@@ -53,6 +68,7 @@ account.register(app)
 data.register(app)
 plan.register(app)
 train.register(app)
+audit.register(app)
 card.register(app)
 ledger.register(app)
 budget.register(app)

@@ -28,8 +28,6 @@ model of `tfdp demo`; anything else is a KerasHub preset (downloaded) or the dir
 Stopped, or killed? The same call goes on from the last checkpoint. The ledger of the run never forgets a step.
 """
 
-GPT2_DEMO = "gpt2:demo"
-
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
@@ -66,6 +64,14 @@ def train(
             min=0.0, max=0.9, help="Share of the units set aside for the perplexity: not trained on, not covered."
         ),
     ] = 0.1,
+    canaries: Annotated[
+        int,
+        typer.Option(min=0, help="Units with made-up secrets for tfdp audit; a coin lets each into the data."),
+    ] = 0,
+    canary_pattern: Annotated[
+        str | None, typer.Option(help="Their text; each # is a random digit.", show_default=False)
+    ] = None,
+    canary_repetitions: Annotated[int, typer.Option(min=1, help="How often the text of one stands in the data.")] = 1,
 ) -> None:
     """Fine-tune a language model with differential privacy, and write its model card.
 
@@ -77,6 +83,8 @@ def train(
     """
     from rich.console import Console
 
+    from tfdp.auditing.canaries import PATTERN, Canaries
+    from tfdp.cli.networks import network
     from tfdp.cli.startup import quiet_start
     from tfdp.datasets.notes import read_note, scope_for
     from tfdp.findings import errors
@@ -84,7 +92,9 @@ def train(
     from tfdp.sampling.claims import claims_whole_unit
     from tfdp.spec import PrivacySpec
     from tfdp.spec.numbers import shown
+    from tfdp.workflow.canaries import with_canaries
     from tfdp.workflow.records import read_text_records, split_held_out
+    from tfdp.workflow.run_record import DataSource, ModelSource, start_record
 
     if not learning_rate > 0:
         raise typer.BadParameter(f"Expected --learning-rate above 0. Received: {learning_rate}.")
@@ -102,27 +112,59 @@ def train(
         )
     chosen = _chosen_id_field(reviewed, id_field)
     deduplicated = scope_for(read_note(data), chosen)
-    records = read_text_records(data, text_field=text_field, id_field=chosen, drop_missing=drop_missing)
+    group_field = reviewed.evaluation.group_field if reviewed.evaluation else None
+    records = read_text_records(
+        data, text_field=text_field, id_field=chosen, group_field=group_field, drop_missing=drop_missing
+    )
     records, held_out = split_held_out(records, holdout)
+    members = records
+    drawn = None
+    if canaries:
+        drawn = Canaries.draw(canaries, pattern=canary_pattern or PATTERN, repetitions=canary_repetitions)
+        records = with_canaries(records, drawn, reviewed.claim.privacy_unit)
 
     with quiet_start():
         from tfdp.workflow import plan_for, steps_done, train_text_model
         from tfdp.workflow.units import packed
 
     if unit.kind == "sequence":  # how many there are is for the tokenizer to say
-        network = _network(model, lora_rank)
-        num_units = len(packed(network, records, sequence_length))
+        start = network(model, lora_rank)
+        num_units = len(packed(start, records, sequence_length))
     else:
         num_units = records.num_units if claims_whole_unit(unit) else len(records)
     plan = plan_for(reviewed, num_units)
     done = steps_done(out, plan)
+    record = start_record(
+        out,
+        data=DataSource(
+            path=os.path.abspath(data),
+            text_field=text_field,
+            id_field=chosen,
+            group_field=group_field,
+            drop_missing=drop_missing,
+            holdout=holdout,
+        ),
+        model=ModelSource(
+            name=model,
+            lora_rank=lora_rank,
+            sequence_length=sequence_length,
+            optimizer=optimizer,
+            learning_rate=learning_rate,
+        ),
+        members=members,
+        non_members=held_out,
+        canaries=drawn,
+        begun=done > 0,
+    )
+    if record.canaries is not None:  # a run that goes on keeps those that it began with
+        records = with_canaries(members, record.canaries.canaries, reviewed.claim.privacy_unit)
     _print_plan(console, plan, records, held_out, done)
     if unit.kind != "sequence":
-        network = _network(model, lora_rank)
+        start = network(model, lora_rank)
     command = ["tfdp", "train", "--spec", spec, "--data", data, "--model", model, "--out", out]
     result = train_text_model(
         plan,
-        network,
+        start,
         records,
         out,
         held_out=held_out,
@@ -139,25 +181,6 @@ def train(
         },
     )
     _print_result(console, result)
-
-
-def _network(name: str, lora_rank: int | None) -> Any:
-    from tfdp.cli.startup import quiet_start
-    from tfdp.workflow import add_lora, build_model
-
-    with quiet_start():
-        import keras_hub  # noqa: F401 - to have its start-up messages here
-        import tensorflow as tf
-
-        tf.config.list_logical_devices()
-    if name != GPT2_DEMO:
-        return build_model(name, lora_rank=lora_rank)
-    from tfdp.demo.public_model import load_public_model
-
-    network = load_public_model(compile=False)
-    if lora_rank is not None:
-        add_lora(network, lora_rank)
-    return network
 
 
 def _chosen_id_field(spec: PrivacySpec, given: str | None) -> str | None:

@@ -134,7 +134,7 @@ CARD_RULES: dict[str, Rule | None] = {
             "title", "created", "claim.sentence", "claim.reasons", "claim.privacy_unit",
             "guarantee.realised_epsilon", "guarantee.delta", "guarantee.delta_times_units", "guarantee.user_level",
             "guarantee.membership", "guarantee.max_membership_advantage",
-            "accounting", "not_covered", "data", "utility", "groups", "attacks", "use",
+            "accounting", "not_covered", "data", "utility", "groups", "attacks", "audit", "use",
             "provenance", "budget", "review", "legal",
         )
     ),

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tfdp.demo.corpus import private_docstrings, split
+from tfdp.demo.corpus import Docstring, private_docstrings, split
 from tfdp.demo.public_model import SEQUENCE_LENGTH, load_public_model
 from tfdp.evaluation import Perplexity, perplexity
 from tfdp.files import atomic_write_text
 from tfdp.plan import Plan
 from tfdp.spec import PrivacySpec
-from tfdp.workflow import TrainingResult, add_lora, encode_texts, plan_for, train_arrays
-from tfdp.workflow.fitting import detached_preprocessor
+from tfdp.workflow import TextRecords, TrainingResult, add_lora, encode_texts, plan_for, train_arrays
+from tfdp.workflow.run_record import DataSource, ModelSource, start_record
+from tfdp.workflow.twin import plain_fit
 
 LORA_RANK = 8
 OPTIMIZER, LEARNING_RATE = "adamw", 5e-3
@@ -78,6 +79,20 @@ def demo_plan(num_units: int, steps: int, directory: Path) -> Plan:
     return plan_for(PrivacySpec.from_file(path), num_units)
 
 
+def text_records(docstrings: Sequence[Docstring]) -> TextRecords:
+    """Docstrings as records, grouped by the package that they stand in."""
+    return TextRecords(
+        tuple(docstring.text for docstring in docstrings),
+        groups=tuple(docstring.unit_id.split(":")[0].split(".")[0] for docstring in docstrings),
+    )
+
+
+def demo_records(most_units: int | None = None) -> tuple[TextRecords, TextRecords]:
+    """`(members, non-members)` of a demo: what it trained on, and what it held out."""
+    docstrings = split(private_docstrings())
+    return text_records(docstrings.train[:most_units]), text_records(docstrings.held_out[:most_units])
+
+
 def fresh_directory(path: str | os.PathLike[str]) -> Path:
     """`path`, or where it holds a run already, `path-2`, `path-3`, ...: a run is not overwritten."""
     path = Path(path)
@@ -109,6 +124,19 @@ def run_demo(
         f"The plan: {plan.steps} steps, each docstring joins each with probability {plan.sampling_probability:.4f}, "
         f"noise multiplier {plan.noise_multiplier:.3f}, epsilon {plan.epsilon(plan.steps):.3f} at delta {plan.delta:g}."
     )
+    start_record(
+        directory,
+        data=DataSource(kind="demo", most_units=max_units),
+        model=ModelSource(
+            name="gpt2:demo",
+            lora_rank=LORA_RANK,
+            sequence_length=SEQUENCE_LENGTH,
+            optimizer=OPTIMIZER,
+            learning_rate=LEARNING_RATE,
+        ),
+        members=text_records(train),
+        non_members=text_records(held_out),
+    )
     public_model = load_public_model(compile=False)
     records = encode_texts(public_model, [docstring.text for docstring in train], SEQUENCE_LENGTH)
     unseen = encode_texts(public_model, [docstring.text for docstring in held_out], SEQUENCE_LENGTH)
@@ -118,9 +146,15 @@ def run_demo(
     say("Without privacy:")
     model = load_public_model(compile=False)
     add_lora(model, LORA_RANK)
-    began = time.monotonic()
-    _plain_fit(model, records, plan, verbose)
-    non_private_seconds = time.monotonic() - began
+    non_private_seconds = plain_fit(
+        model,
+        records,
+        steps=plan.steps,
+        batch_size=round(plan.expected_batch_size),
+        optimizer=OPTIMIZER,
+        learning_rate=LEARNING_RATE,
+        verbose=verbose,
+    )
     non_private = perplexity(model, unseen)
 
     say("With privacy, under the same number of steps and the same expected batch:")
@@ -148,24 +182,3 @@ def run_demo(
     )
     assert training.after is not None
     return DemoResult(public, non_private, training.after, non_private_seconds, training)
-
-
-def _plain_fit(model: Any, records: Any, plan: Plan, verbose: int) -> None:
-    """The twin: ordinary shuffled batches of the plan's expected size, the same optimizer, loss and number of steps."""
-    import keras
-    import tensorflow as tf
-
-    batch_size = round(plan.expected_batch_size)
-    batches = tf.data.Dataset.from_tensor_slices(records).shuffle(plan.num_units).repeat().batch(batch_size)
-    with detached_preprocessor(model):
-        model.compile(
-            optimizer=keras.optimizers.AdamW(LEARNING_RATE),
-            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="mean_with_sample_weight"),
-            weighted_metrics=[],
-        )
-        model.fit(
-            batches.prefetch(2),
-            steps_per_epoch=plan.steps,
-            shuffle=False,
-            verbose=verbose,
-        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -79,7 +79,14 @@ class Perplexity:
         return _exponential(float(low)), _exponential(float(high))
 
 
-def perplexity(model: Any, records: Any, *, tokenizer: Any = None, batch_size: int = 32) -> Perplexity:
+def perplexity(
+    model: Any,
+    records: Any,
+    *,
+    tokenizer: Any = None,
+    batch_size: int = 32,
+    on_batch: Callable[[int], None] | None = None,
+) -> Perplexity:
     """Evaluates `model` without touching its compile state, dropout off.
 
     Args:
@@ -88,6 +95,7 @@ def perplexity(model: Any, records: Any, *, tokenizer: Any = None, batch_size: i
             every token but the first is predicted.
         tokenizer: gives the bytes of each token; by default that of the model's preprocessor, if it is byte-level.
         batch_size: records per forward pass; the last batch is filled up, so that nothing is traced twice.
+        on_batch: is called after each batch with its number of records.
 
     Raises:
         DataError: no records, or one in which there is nothing to predict.
@@ -110,6 +118,8 @@ def perplexity(model: Any, records: Any, *, tokenizer: Any = None, batch_size: i
         rows = np.minimum(np.arange(start, start + batch_size), len(y) - 1)
         batch = tf.nest.map_structure(lambda leaf, rows=rows: tf.constant(np.asarray(leaf)[rows]), (x, y, weight))
         losses.append(record_losses(*batch).numpy()[: len(y) - start])
+        if on_batch is not None:
+            on_batch(len(losses[-1]))
     if tokenizer is None:
         tokenizer = getattr(getattr(model, "preprocessor", None), "tokenizer", None)
     sizes = None if tokenizer is None else token_bytes(tokenizer)

@@ -378,15 +378,16 @@ _ENTRIES: tuple[Entry, ...] = (
         "No membership-inference result.",
         "An attack that succeeds finds a fault that no proof of the design would show. An error where the spec "
         "requires one.",
-        "Attack the model, and pass evaluation={'membership_inference': {...}} to export.",
+        "Attack the model: `tfdp audit RUN_DIR`, or evaluation={'membership_inference': {...}} of export.",
         ("card",),
     ),
     Entry(
         "PS053",
         ("error",),
         "An attack shows more than the claim allows.",
-        "The lower bound of an audit above epsilon refutes the claim: something in the training is not private.",
-        "Release nothing; find the fault.",
+        "The lower bound of an audit above epsilon refutes the claim, at the confidence that stands beside it: "
+        "something in the training is not private.",
+        "Release nothing; find the fault. At 95%, at most one sound training in twenty shows such a bound by chance.",
         ("card",),
     ),
     Entry(

@@ -21,6 +21,7 @@ from tfdp.sampling.claims import checked_units, claims_whole_unit
 from tfdp.sampling.partition import units_file
 from tfdp.spec import PrivacySpec
 from tfdp.spec.numbers import rounded_up, shown
+from tfdp.workflow.canaries import without_absent
 from tfdp.workflow.fitting import private_fit
 from tfdp.workflow.language_models import encode_texts
 from tfdp.workflow.records import TextRecords
@@ -139,7 +140,8 @@ def train_text_model(
     Args:
         plan: from `plan_for(spec, records.num_units)`.
         model: from `build_model`, or any KerasHub causal language model with its preprocessor.
-        records: one text per record, with ids where the plan claims a document or a user.
+        records: one text per record, with ids where the plan claims a document or a user; see `with_canaries` for
+            absent ones.
         directory, optimizer, learning_rate, save_freq, details, verbose: see `train_arrays`.
         held_out: texts for the perplexity before and after; not trained on, and not covered by epsilon.
         sequence_length: tokens of a text that are used.
@@ -158,7 +160,7 @@ def train_text_model(
     return train_arrays(
         plan,
         model,
-        arrays,
+        without_absent(arrays, records),
         directory,
         batch_options=batch_options,
         held_out=encode_texts(model, texts, sequence_length) if texts else None,

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from tfdp.datasets.rows import is_missing, read_rows, refuse, text_at, unit_id_at
 from tfdp.errors import DataError
 
+NO_GROUP = "none"
+
 
 @dataclasses.dataclass(frozen=True)
 class TextRecords:
@@ -23,6 +25,8 @@ class TextRecords:
     Attributes:
         texts: one text per record.
         unit_ids: the unit of each record; None where every record is a unit of its own.
+        groups: the group of each record, for what is reported by group; None where none are told apart.
+        absent: records that only keep the place of a unit and are not trained on; see `with_canaries`. None: no record.
         num_blank: how many records without text were left out.
         num_missing: how many records without an id were left out.
     """
@@ -31,6 +35,8 @@ class TextRecords:
     unit_ids: tuple[str, ...] | None = dataclasses.field(default=None, repr=False)
     num_blank: int = 0
     num_missing: int = 0
+    groups: tuple[str, ...] | None = dataclasses.field(default=None, repr=False)
+    absent: tuple[bool, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -43,11 +49,18 @@ class TextRecords:
     def take(self, indices: Sequence[int]) -> TextRecords:
         """The records at `indices`, in that order."""
         ids = None if self.unit_ids is None else tuple(self.unit_ids[index] for index in indices)
-        return TextRecords(tuple(self.texts[index] for index in indices), ids)
+        groups = None if self.groups is None else tuple(self.groups[index] for index in indices)
+        absent = None if self.absent is None else tuple(self.absent[index] for index in indices)
+        return TextRecords(tuple(self.texts[index] for index in indices), ids, groups=groups, absent=absent)
 
 
 def read_text_records(
-    path: str | os.PathLike[str], *, text_field: str = "text", id_field: str | None = None, drop_missing: bool = False
+    path: str | os.PathLike[str],
+    *,
+    text_field: str = "text",
+    id_field: str | None = None,
+    group_field: str | None = None,
+    drop_missing: bool = False,
 ) -> TextRecords:
     """Reads JSON lines (.jsonl, .ndjson, .json) or a table with a header (.csv, .tsv), also gzipped (.gz), in UTF-8.
 
@@ -58,6 +71,7 @@ def read_text_records(
         path: the file.
         text_field: the field or column with the text.
         id_field: the field or column that names the privacy unit; None where a record is a unit.
+        group_field: the field or column that names the group; a record without one is in the group "none".
         drop_missing: leave records without an id out instead of refusing them.
 
     Raises:
@@ -65,8 +79,10 @@ def read_text_records(
     """
     texts: list[str] = []
     ids: list[str] = []
+    groups: list[str] = []
     blank = missing = first = 0
-    for line, row in read_rows(path, [text_field], optional=() if id_field is None else (id_field,)):
+    optional = [field for field in (id_field, group_field) if field is not None]
+    for line, row in read_rows(path, [text_field], optional=optional):
         text = text_at(path, line, text_field, row)
         if not text.strip():
             blank += 1
@@ -76,13 +92,22 @@ def read_text_records(
                 missing, first = missing + 1, first or line
                 continue
             ids.append(unit_id_at(path, line, id_field, row))
+        if group_field is not None:
+            value = row.get(group_field)
+            groups.append(NO_GROUP if is_missing(value) else str(value))
         texts.append(text)
     if missing and not drop_missing:
         fix = "Fill the ids in, name another field, or leave these records out (--drop-missing, drop_missing=True)."
         refuse(path, first, f"an id in {id_field!r} of every record", f"{missing} records without one", fix)
     if not texts:
         refuse(path, None, "at least one record with text", f"{blank} without text", "Check the file.")
-    return TextRecords(tuple(texts), tuple(ids) if id_field is not None else None, blank, missing)
+    return TextRecords(
+        tuple(texts),
+        tuple(ids) if id_field is not None else None,
+        blank,
+        missing,
+        tuple(groups) if group_field is not None else None,
+    )
 
 
 def split_held_out(records: TextRecords, share: float = 0.1) -> tuple[TextRecords, TextRecords]:
