@@ -78,14 +78,14 @@ def extract(
         for position in range(prefix, max(map(len, batch))):
             tokens[:, position] = np.asarray(next_tokens(tokens, position))
         for row, document in zip(tokens, batch, strict=False):
-            wanted, received = document[prefix:], row[prefix : len(document)]
-            same = bool(np.array_equal(wanted, received))
+            wanted, received = document[prefix:].tolist(), row[prefix : len(document)].tolist()
+            same = wanted == received
             exact += same
             approximate += same or edit_distance(wanted, received) <= TOLERANCE * len(wanted)
     return Extraction(len(long), exact, approximate)
 
 
-def edit_distance(one: Any, other: Any) -> int:
+def edit_distance(one: Sequence[Any], other: Sequence[Any]) -> int:
     """Fewest insertions, deletions and replacements that turn one sequence into the other (Levenshtein)."""
     row = list(range(len(other) + 1))
     for index, token in enumerate(one, start=1):

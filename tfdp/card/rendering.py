@@ -189,6 +189,7 @@ def _audited(card: PrivacyCard) -> dict[str, Any]:
     named = {attack.name: attack for attack in attacks if attack.threat_model is not None}
     return {
         "audited": attacks,
+        "attacked": lambda model: "without privacy" if model == "non_private" else model,
         "threats": list(named.values()),
         "bounded": [attack for attack in attacks if attack.epsilon_lower_bound is not None],
         "rates": sorted({point.false_positive_rate for attack in attacks for point in attack.tpr_at_fpr}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import warnings
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -203,7 +204,10 @@ def _trained(path: pathlib.Path, digest: str | None = None) -> Any:
         raise DataError(f"Expected a model at {path}. Received: no file. Name the folder of a run, or of a twin.")
     if digest is not None and sha256_file(path) != digest:
         raise CardError(f"Expected {path} to be the weights that the card names, received others. Export them again.")
-    return keras.models.load_model(path, compile=False)
+    with warnings.catch_warnings():
+        # A KerasHub task compiles itself, and Keras then misses the state of an optimizer that nobody will use.
+        warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
+        return keras.models.load_model(path, compile=False)
 
 
 def _print(console: Any, found: Audit) -> None:

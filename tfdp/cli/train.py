@@ -158,7 +158,7 @@ def train(
     )
     if record.canaries is not None:  # a run that goes on keeps those that it began with
         records = with_canaries(members, record.canaries.canaries, reviewed.claim.privacy_unit)
-    _print_plan(console, plan, records, held_out, done)
+    _print_plan(console, plan, records, held_out, done, canaries)
     if unit.kind != "sequence":
         start = network(model, lora_rank)
     command = ["tfdp", "train", "--spec", spec, "--data", data, "--model", model, "--out", out]
@@ -174,7 +174,12 @@ def train(
         save_freq=save_every or "epoch",
         details={
             "model_name": model if lora_rank is None else f"{model}, LoRA of rank {lora_rank}",
-            "data_source": f"{os.path.basename(data)}, field {text_field}",
+            "data_source": f"{os.path.basename(data)}, field {text_field}"
+            + (
+                f"; {canaries} of the units are canaries of an audit, of which coins kept about half out"
+                if canaries
+                else ""
+            ),
             "deduplication_scope": deduplicated,
             "command": shlex.join(command) + f" (sequence length {sequence_length}, {optimizer}, rate "
             f"{shown(learning_rate)})",
@@ -194,7 +199,9 @@ def _chosen_id_field(spec: PrivacySpec, given: str | None) -> str | None:
     return stated or given
 
 
-def _print_plan(console: Any, plan: Plan, records: TextRecords, held_out: TextRecords, done: int) -> None:
+def _print_plan(
+    console: Any, plan: Plan, records: TextRecords, held_out: TextRecords, done: int, canaries: int
+) -> None:
     from tfdp.spec.numbers import rounded_up, shown
 
     unit = plan.privacy_unit
@@ -211,6 +218,8 @@ def _print_plan(console: Any, plan: Plan, records: TextRecords, held_out: TextRe
         "epsilon": f"{rounded_up(plan.epsilon(plan.steps), 4)} of {shown(plan.target_epsilon)} at delta "
         f"{shown(plan.delta)} ({plan.adjacency}, {plan.accountant})",
     }
+    if canaries:
+        rows["canaries"] = f"{canaries} of these units, each let in by a coin; tfdp audit looks for them"
     if done:
         spent = rounded_up(plan.epsilon(done), 4)
         rows["already spent"] = f"{done} steps, epsilon {spent}; the run goes on from its checkpoint"
