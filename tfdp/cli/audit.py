@@ -216,26 +216,15 @@ def _print(console: Any, found: Audit) -> None:
     from tfdp.card.formats import interval, lower_bound, number
 
     table = Table(title="Attacks", title_justify="left")
-    for heading in (
-        "attack",
-        "model",
-        "members / others",
-        "AUC",
-        "95% interval",
-        "advantage",
-        "TPR at 1% FPR",
-        "epsilon >=",
-    ):
+    for heading in ("attack", "model", "members, others", "AUC (interval)", "TPR at 1% FPR", "epsilon >="):
         table.add_column(heading)
     for attack in found.attacks:
         low = [point.true_positive_rate for point in attack.tpr_at_fpr if point.false_positive_rate == 0.01]
         table.add_row(
             attack.name if attack.group is None else f"{attack.name}, group {attack.group}",
             attack.model.replace("_", "-"),
-            f"{attack.members} / {attack.non_members}",
-            number(attack.auc),
-            interval(attack.auc_interval),
-            number(attack.advantage),
+            f"{attack.members}, {attack.non_members}",
+            f"{number(attack.auc)} ({interval(attack.auc_interval)})",
             number(low[0]) if low else "",
             "" if attack.epsilon_lower_bound is None else lower_bound(attack.epsilon_lower_bound),
         )
