@@ -24,7 +24,7 @@ from tfdp.workflow.run_record import (
 )
 from tfdp.workflow.twin import plain_fit
 
-_LENGTH = 96
+_LENGTH = 100
 _MODEL = ModelSource(name="gpt2:tiny", sequence_length=_LENGTH)
 _DIGEST = "0" * 64
 
@@ -75,7 +75,8 @@ class _Memory:
     def __call__(self, inputs, training):
         same = tf.cast(inputs["token_ids"][:, None] == self._seen[None], tf.float32)
         known = tf.math.cumprod(same, axis=2)  # [batch, texts, positions]
-        return 60.0 * tf.einsum("bnt,ntv->btv", known, tf.one_hot(self._next, self._size))
+        times = tf.einsum("bnt,ntv->btv", known, tf.one_hot(self._next, self._size))
+        return 60.0 * tf.minimum(times, 1.0)  # whatever came next once is as likely as what came next often
 
 
 class _Blank(_Memory):
@@ -256,9 +257,10 @@ def test_memory_is_found_and_its_absence_too(tiny):
         assert found["non_private"].auc == 1.0
         assert [point.true_positive_rate for point in found["non_private"].tpr_at_fpr] == [1.0, 1.0]
         assert found["non_private"].advantage == 1.0
-    # Under the blank model all losses are one number, and its ratio is the reference alone: no memory in either.
-    assert _rows(audit, LOSS)["private"].auc == pytest.approx(0.5)
-    assert _rows(audit, RATIO)["private"].auc_interval[0] < 0.5 < _rows(audit, RATIO)["private"].auc_interval[1]
+    # Under the blank model all losses are one number but for rounding, and its ratio is the reference alone.
+    for name in (LOSS, RATIO):
+        low, high = _rows(audit, name)["private"].auc_interval
+        assert low < 0.5 < high
 
     bound = _rows(audit, CANARIES)["non_private"].epsilon_lower_bound
     half = 2 * min(len(kept), 40 - len(kept))
