@@ -289,7 +289,7 @@ def test_the_unit_is_attacked_not_the_record(tiny):
     members = TextRecords(known + unknown, owners, groups=("x",) * 36)
     strangers = TextRecords(others, tuple(f"n{index % 12}" for index in range(36)), groups=("x",) * 36)
     audit = audit_run(
-        _user(3, method="group_privacy", evaluation={"min_group_size": 3}), {"private": _Memory(tiny, known)}, tiny,
+        _user(3, method="group_privacy", evaluation={"group_field": "team", "min_group_size": 3}), {"private": _Memory(tiny, known)}, tiny,
         members, strangers, parameters_digest=_DIGEST, sequence_length=_LENGTH,
     )  # fmt: skip
     found = _rows(audit, RATIO)["private"]
@@ -303,7 +303,7 @@ def test_small_groups_are_not_shown(tiny):
     members = TextRecords(_texts(12, 1), groups=("big",) * 9 + ("small",) * 3)
     others = TextRecords(_texts(12, 2), groups=("big",) * 9 + ("small",) * 3)
     audit = audit_run(
-        _spec(evaluation={"min_group_size": 5}), {"private": _Blank(tiny, ("a",))}, tiny, members, others,
+        _spec(evaluation={"group_field": "team", "min_group_size": 5}), {"private": _Blank(tiny, ("a",))}, tiny, members, others,
         parameters_digest=_DIGEST, sequence_length=_LENGTH, settings=AuditSettings(most_units=11),
     )  # fmt: skip
     assert {attack.group for attack in audit.attacks} == {None, "big"}

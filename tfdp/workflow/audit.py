@@ -38,6 +38,7 @@ THREATS = {
     RATIO: "sees the losses of the model and of the public model that it started from.",
     CANARIES: "sees the same, and chose units of its own that coins let into the training data or kept out.",
 }
+_SMALLEST_GROUP = 20  # where the spec does not say
 _TOO_LATE = "the time budget was used up"
 
 Progress = Callable[[str, int, int], None]
@@ -232,13 +233,14 @@ class _Work:
                 rows.append(
                     _row(kind, name, attack(scores[:count], scores[count:], confidence=self.settings.confidence))
                 )
-        if members.groups is not None and non_members.groups is not None:
+        evaluation = self.spec.evaluation
+        if evaluation is not None and evaluation.group_field is not None:
             rows += self._by_group(ratio_scores(losses["private"], known), members, non_members, count)
         return rows
 
     def _by_group(self, scores: np.ndarray, members: TextRecords, non_members: TextRecords, count: int) -> list[Attack]:
         evaluation = self.spec.evaluation
-        minimum = (evaluation.min_group_size if evaluation is not None else None) or 2
+        minimum = (evaluation.min_group_size if evaluation is not None else None) or _SMALLEST_GROUP
         found = attack_groups(
             scores[:count],
             scores[count:],
