@@ -247,9 +247,17 @@ def test_memory_is_found_and_its_absence_too(tiny):
     settings = AuditSettings(candidates=255, prompts=8)
     told = []
     audit = audit_run(
-        _spec(), models, tiny, members, others, parameters_digest=_DIGEST, sequence_length=_LENGTH, canaries=canaries,
-        settings=settings, progress=lambda *state: told.append(state),
-    )  # fmt: skip
+        _spec(),
+        models,
+        tiny,
+        members,
+        others,
+        parameters_digest=_DIGEST,
+        sequence_length=_LENGTH,
+        canaries=canaries,
+        settings=settings,
+        progress=lambda *state: told.append(state),
+    )
     assert audit.skipped == ()
     for name, counts in ((LOSS, (40, 30)), (RATIO, (40, 30)), (CANARIES, (len(kept), 40 - len(kept)))):
         found = _rows(audit, name)
@@ -289,9 +297,14 @@ def test_the_unit_is_attacked_not_the_record(tiny):
     members = TextRecords(known + unknown, owners, groups=("x",) * 36)
     strangers = TextRecords(others, tuple(f"n{index % 12}" for index in range(36)), groups=("x",) * 36)
     audit = audit_run(
-        _user(3, method="group_privacy", evaluation={"group_field": "team", "min_group_size": 3}), {"private": _Memory(tiny, known)}, tiny,
-        members, strangers, parameters_digest=_DIGEST, sequence_length=_LENGTH,
-    )  # fmt: skip
+        _user(3, method="group_privacy", evaluation={"group_field": "team", "min_group_size": 3}),
+        {"private": _Memory(tiny, known)},
+        tiny,
+        members,
+        strangers,
+        parameters_digest=_DIGEST,
+        sequence_length=_LENGTH,
+    )
     found = _rows(audit, RATIO)["private"]
     assert (found.members, found.non_members, found.auc) == (12, 12, 1.0)
     (group,) = [attack for attack in audit.attacks if attack.group == "x"]
@@ -303,9 +316,15 @@ def test_small_groups_are_not_shown(tiny):
     members = TextRecords(_texts(12, 1), groups=("big",) * 9 + ("small",) * 3)
     others = TextRecords(_texts(12, 2), groups=("big",) * 9 + ("small",) * 3)
     audit = audit_run(
-        _spec(evaluation={"group_field": "team", "min_group_size": 5}), {"private": _Blank(tiny, ("a",))}, tiny, members, others,
-        parameters_digest=_DIGEST, sequence_length=_LENGTH, settings=AuditSettings(most_units=11),
-    )  # fmt: skip
+        _spec(evaluation={"group_field": "team", "min_group_size": 5}),
+        {"private": _Blank(tiny, ("a",))},
+        tiny,
+        members,
+        others,
+        parameters_digest=_DIGEST,
+        sequence_length=_LENGTH,
+        settings=AuditSettings(most_units=11),
+    )
     assert {attack.group for attack in audit.attacks} == {None, "big"}
     assert _rows(audit, LOSS)["private"].members == 11
 
@@ -313,9 +332,16 @@ def test_small_groups_are_not_shown(tiny):
 def test_repeated_canaries_of_single_records_bound_no_single_unit(tiny):
     canaries = Canaries.draw(20, pattern="######", repetitions=4, seed=5)
     audit = audit_run(
-        _spec(), {"private": _Blank(tiny, ("a",))}, tiny, TextRecords(_texts(4, 1)), TextRecords(_texts(4, 2)),
-        parameters_digest=_DIGEST, sequence_length=_LENGTH, canaries=canaries, settings=AuditSettings(candidates=15),
-    )  # fmt: skip
+        _spec(),
+        {"private": _Blank(tiny, ("a",))},
+        tiny,
+        TextRecords(_texts(4, 1)),
+        TextRecords(_texts(4, 2)),
+        parameters_digest=_DIGEST,
+        sequence_length=_LENGTH,
+        canaries=canaries,
+        settings=AuditSettings(candidates=15),
+    )
     assert _rows(audit, CANARIES)["private"].epsilon_lower_bound is None
     assert audit.exposures[0].repetitions == 4
 
@@ -324,9 +350,15 @@ def test_what_there_is_no_time_or_text_for_is_told(tiny):
     fixed = {"parameters_digest": _DIGEST, "sequence_length": _LENGTH}
     models, members = {"private": _Blank(tiny, ("a",))}, TextRecords(_texts(4, 1, length=10))
     late = audit_run(
-        _spec(), models, tiny, members, members, canaries=Canaries.draw(20, seed=1),
-        settings=AuditSettings(seconds=0.0), **fixed,
-    )  # fmt: skip
+        _spec(),
+        models,
+        tiny,
+        members,
+        members,
+        canaries=Canaries.draw(20, seed=1),
+        settings=AuditSettings(seconds=0.0),
+        **fixed,
+    )
     assert (late.attacks, late.exposures, late.extractions) == ((), (), ())
     reasons = {part.part: part.reason for part in late.skipped}
     assert "time budget" in reasons["canaries"]
