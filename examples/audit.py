@@ -63,8 +63,8 @@ def main() -> None:
     run, twin = options.out / "run", options.out / "twin"
     lora = ["--lora-rank", options.lora_rank] if options.lora_rank else []
     _call(
-        "train", "--spec", spec, "--data", data, "--model", "gpt2:demo", "--out", run, "--holdout", _HOLDOUT, "--sequence-length", 100,
-        "--learning-rate", options.learning_rate, "--canaries", options.canaries, *lora,
+        "train", "--spec", spec, "--data", data, "--model", "gpt2:demo", "--out", run, "--holdout", _HOLDOUT,
+        "--sequence-length", 100, "--learning-rate", options.learning_rate, "--canaries", options.canaries, *lora,
     )  # fmt: skip
     _call("twin", run, "--out", twin)
     _call("audit", run, "--against", twin)
