@@ -115,7 +115,7 @@ def test_what_the_claim_has_no_room_for_is_refused():
             records, Canaries.draw(4, repetitions=3, seed=1), _user(2, method="group_privacy").claim.privacy_unit
         )
     unit = _user(2, method="user_wise_dp_sgd", selection="random_chunk").claim.privacy_unit
-    with pytest.raises(DataError, match="random_chunk"):
+    with pytest.raises(DataError, match="packed or cut into pieces"):
         with_canaries(records, Canaries.draw(4, seed=1), unit)
 
 

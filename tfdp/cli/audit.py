@@ -143,7 +143,7 @@ def twin(
     from tfdp.errors import DataError
     from tfdp.ledger import read_ledger
     from tfdp.spec import PrivacySpec
-    from tfdp.workflow.canaries import with_canaries, without_absent
+    from tfdp.workflow.canaries import cuts_texts, with_canaries, without_absent
     from tfdp.workflow.run_record import read_record
 
     record = read_record(run)
@@ -152,6 +152,11 @@ def twin(
     members, _ = _records(record, run)
     ledger = read_ledger(run / LEDGER)
     unit = PrivacySpec.from_dict(ledger.spec).claim.privacy_unit
+    if cuts_texts(unit):
+        raise DataError(
+            f"Expected a run that was trained on whole texts. Received: pieces of them, as the unit is a {unit.kind}. "
+            "Train a twin with model.fit on the same pieces, and save it as model.keras."
+        )
     with quiet_start():
         import keras_hub  # noqa: F401 - to have its start-up messages here
 

@@ -217,6 +217,8 @@ class _Work:
 
     def membership(self, members: TextRecords, non_members: TextRecords) -> list[Attack]:
         """Loss and ratio, of all and by group."""
+        if self.spec.claim.privacy_unit.kind == "sequence":
+            raise DataError("Expected units that are texts, or their owners. Received: sequences packed of several.")
         if not len(non_members):
             raise DataError("Expected units that were held out. Received: none. Train with --holdout above 0.")
         together = TextRecords(

@@ -33,8 +33,8 @@ def with_canaries(records: TextRecords, canaries: Canaries, unit: PrivacyUnit) -
         )
     if cuts_texts(unit):
         raise DataError(
-            "Expected records that are whole texts, to put canaries among them. Received: a unit whose texts are packed "
-            "or cut into pieces. Train without canaries."
+            "Expected records that are whole texts, to put canaries among them. Received: a unit whose texts are "
+            "packed or cut into pieces. Train without canaries."
         )
     texts = [text for text in canaries.texts for _ in range(canaries.repetitions)]
     out = [not coin for coin in canaries.included.tolist() for _ in range(canaries.repetitions)]
