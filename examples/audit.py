@@ -34,6 +34,8 @@ tuning: {{kind: none}}
 evaluation: {{group_field: package, min_group_size: 20}}
 """
 _HOLDOUT = 0.5
+# One copy of eight digits is hardly learned in so few epochs (exposure 1.9 bits, 1.4 by chance); forty digits are.
+_PATTERN = "The access code is " + " ".join(["#####"] * 8) + "."
 
 
 def main() -> None:
@@ -64,7 +66,8 @@ def main() -> None:
     lora = ["--lora-rank", options.lora_rank] if options.lora_rank else []
     _call(
         "train", "--spec", spec, "--data", data, "--model", "gpt2:demo", "--out", run, "--holdout", _HOLDOUT,
-        "--sequence-length", 100, "--learning-rate", options.learning_rate, "--canaries", options.canaries, *lora,
+        "--sequence-length", 100, "--learning-rate", options.learning_rate, "--canaries", options.canaries,
+        "--canary-pattern", _PATTERN, *lora,
     )  # fmt: skip
     _call("twin", run, "--out", twin)
     _call("audit", run, "--against", twin)
