@@ -369,7 +369,7 @@ def test_what_there_is_no_time_or_text_for_is_told(tiny):
     assert "--holdout" in reasons["membership inference"]
     assert "at least 60 tokens" in reasons["extraction"]
     cut = audit_run(
-        _spec(), models, tiny, members, members, canaries=Canaries.draw(4, pattern="x" * 99 + "###", seed=1), **fixed
+        _spec(), models, tiny, members, members, canaries=Canaries.draw(4, pattern="x" * 99 + "######", seed=1), **fixed
     )
     assert "secret may be cut off" in next(part.reason for part in cut.skipped if part.part == "canaries")
     assert math.isfinite(cut.seconds)
