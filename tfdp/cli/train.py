@@ -89,7 +89,7 @@ def train(
     from tfdp.datasets.notes import read_note, scope_for
     from tfdp.findings import errors
     from tfdp.review import review
-    from tfdp.sampling.claims import claims_whole_unit
+    from tfdp.sampling.claims import checked_units, claims_whole_unit
     from tfdp.spec import PrivacySpec
     from tfdp.spec.numbers import shown
     from tfdp.workflow.canaries import with_canaries
@@ -125,7 +125,7 @@ def train(
 
     with quiet_start():
         from tfdp.workflow import plan_for, steps_done, train_text_model
-        from tfdp.workflow.units import packed
+        from tfdp.workflow.units import packed, splits_documents
 
     if unit.kind == "sequence":  # how many there are is for the tokenizer to say
         start = network(model, lora_rank)
@@ -134,6 +134,8 @@ def train(
         num_units = records.num_units if claims_whole_unit(unit) else len(records)
     plan = plan_for(reviewed, num_units)
     done = steps_done(out, plan)
+    if claims_whole_unit(unit) and not splits_documents(unit):
+        checked_units(plan, records.unit_ids)  # before anything is written
     record = start_record(
         out,
         data=DataSource(
