@@ -34,7 +34,7 @@ tuning: {{kind: none}}
 evaluation: {{group_field: package, min_group_size: 20}}
 """
 _HOLDOUT = 0.5
-# One copy of eight digits is hardly learned in so few epochs (exposure 1.9 bits, 1.4 by chance); forty digits are.
+# Long secrets: one copy of eight digits is hardly learned by an adapter in so few epochs.
 _PATTERN = "The access code is " + " ".join(["#####"] * 8) + "."
 
 
