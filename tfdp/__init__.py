@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tfdp.callback import PrivacyCallback
     from tfdp.card import check_card, export
     from tfdp.gradients import clipped_gradients
-    from tfdp.inspection import explain, verify
+    from tfdp.inspection import explain, suggest_clip_norm, verify
     from tfdp.ledger import Ledger, read_ledger
     from tfdp.microbatches import time_microbatches
     from tfdp.models import check_model
@@ -39,6 +39,7 @@ _HOMES: dict[str, str | None] = {
     "check_model": "tfdp.models",
     "explain": "tfdp.inspection",
     "verify": "tfdp.inspection",
+    "suggest_clip_norm": "tfdp.inspection",
     "export": "tfdp.card",
     "check_card": "tfdp.card",
     "Ledger": "tfdp.ledger",
@@ -60,6 +61,7 @@ __all__ = [
     "check_model",
     "explain",
     "verify",
+    "suggest_clip_norm",
     "export",
     "check_card",
     "Ledger",

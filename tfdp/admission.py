@@ -10,6 +10,7 @@ from tfdp import keras_private
 from tfdp.entropy import system_bits
 from tfdp.errors import MisuseError, PlanError, UnsupportedLayerError
 from tfdp.findings import errors
+from tfdp.gradients import per_layer
 from tfdp.ledger import Ledger
 from tfdp.models import check_model, layers_without_rule
 from tfdp.optimizer import PrivateUpdates
@@ -83,12 +84,21 @@ def check_compiled_model(model: Any, plan: Plan, *, method: str, hybrid: bool) -
         raise UnsupportedLayerError(f"Expected a model whose units can be kept apart. Received:\n  {lines}")
 
 
-def gradients_taken(model: Any, method: str, hybrid: bool, strategy: Any | None) -> dict[str, Any]:
-    """How per-unit gradients are taken, for the ledger."""
-    replicas = {} if strategy is None else {"replicas": strategy.num_replicas_in_sync}
-    if not hybrid:
-        return {"gradients": method, **replicas}
-    return {"gradients": "hybrid", "layers_without_rule": layers_without_rule(model), **replicas}
+def gradients_taken(model: Any, plan: Plan, method: str, hybrid: bool, strategy: Any | None) -> dict[str, Any]:
+    """How per-unit gradients are taken and clipped, for the ledger.
+
+    Raises:
+        GradientError: the layers of the model do not fit the clip norms of the plan.
+    """
+    found: dict[str, Any] = {"gradients": "hybrid" if hybrid else method}
+    if strategy is not None:
+        found["replicas"] = strategy.num_replicas_in_sync
+    if hybrid:
+        found["layers_without_rule"] = layers_without_rule(model)
+    if plan.per_layer is not None:
+        bounds = per_layer(model, plan.per_layer)
+        found["layer_clip_norms"] = dict(zip(bounds.names, bounds.norms, strict=True))
+    return found
 
 
 def check_history(model: Any, ledger: Ledger, trained_under: str | None) -> None:

@@ -31,7 +31,7 @@ from tfdp.entropy import system_bits
 from tfdp.errors import BudgetExhaustedError, LedgerError, MisuseError, TfdpError
 from tfdp.files import sha256_arrays
 from tfdp.gradients import exact_products, sums_function
-from tfdp.ledger import Ledger, read_ledger
+from tfdp.ledger import Ledger, read_ledger, record_accesses
 from tfdp.noise import GaussianNoise
 from tfdp.plan import Plan
 from tfdp.replicas import strategy_of
@@ -53,7 +53,8 @@ class PrivacyCallback(keras.callbacks.Callback):
     """Trains with DP-SGD under a plan, writes the ledger, and stops before the budget is exceeded.
 
     The progress bar and the History get `epsilon`: an upper bound on what the steps so far have cost, at the plan's
-    delta, all fits on this ledger together. Every other value there is exact on private data and not covered by it.
+    delta, all fits on this ledger together; and `clip_norm`, where it follows a quantile, which epsilon covers. Every
+    other value there is exact on private data and not covered by it.
     Ctrl-C ends the fit after its step, with ledger and checkpoint complete; a second one ends it at once.
 
     Args:
@@ -156,6 +157,7 @@ class PrivacyCallback(keras.callbacks.Callback):
                 other._end()
             ledger = self._ledger = Ledger.create_or_open(self.ledger_path, self.plan.to_dict())
             register(self.plan, ledger)
+            record_accesses(ledger)
             self._closing = weakref.finalize(self, ledger.close)  # should both be forgotten after an exception
             check_history(model, ledger, _trained_under.get(model))
             if not model.optimizer.built:  # inside the step it would be traced twice
@@ -164,8 +166,8 @@ class PrivacyCallback(keras.callbacks.Callback):
             if self.plan.rng == "csprng":
                 reseed(model)
             self._interrupts.begin(keras_private.fit_runs(model))
-            taken = gradients_taken(model, self._method, self._hybrid, strategy)
-            ledger.append("fit_begin", steps_before=ledger.steps, **taken)
+            how = gradients_taken(model, self.plan, self._method, self._hybrid, strategy)
+            ledger.append("fit_begin", steps_before=ledger.steps, **how)
             self._began_with = model.optimizer, list(model.trainable_variables)
             self._run = model.train_function = self._guarded(model.train_function, strategy)
         except BaseException:
@@ -187,7 +189,7 @@ class PrivacyCallback(keras.callbacks.Callback):
             step = self._ledger.steps + 1
             self._ledger.append_step(step)
             _trained_under[self.model] = self._ledger.identity
-            self._train_step.admit(step)
+            self._train_step.admit(step, self._ledger.clip_norm)
             self._stepped = True
         except BaseException:
             self._end()
@@ -202,6 +204,7 @@ class PrivacyCallback(keras.callbacks.Callback):
             )
         self._report(logs)
         if self._ledger is not None:
+            self._release()
             self._save(self._resumable.after_update)
             if self._resumable.reason_to_stop(self.model, self.plan, self._ledger) is not None:
                 self.model.stop_training = True
@@ -309,6 +312,12 @@ class PrivacyCallback(keras.callbacks.Callback):
             remember_units(self.ledger_path, partition)
             self._ledger.append("units")
 
+    def _release(self) -> None:
+        """Hands the noisy count of the step that has run to the ledger, whose next clip norm follows it."""
+        if self._ledger is not None and self._train_step is not None and self._train_step.noisy_fraction is not None:
+            self._ledger.release(self._train_step.noisy_fraction)
+            self._train_step.noisy_fraction = None
+
     def _save(self, when: Callable[..., Any], **options: Any) -> Any:
         try:
             return None if self._ledger is None else when(self.model, self.plan, self._ledger, **options)
@@ -380,6 +389,8 @@ class PrivacyCallback(keras.callbacks.Callback):
     def _report(self, logs: Any) -> None:
         if isinstance(logs, dict):
             logs["epsilon"] = self.plan.epsilon_bound(self.steps)
+            if self.plan.adaptive_clipping is not None and self._ledger is not None:
+                logs["clip_norm"] = self._ledger.clip_norm
 
     def _same_ledger(self, other: PrivacyCallback) -> bool:
         return os.path.realpath(self.ledger_path) == os.path.realpath(other.ledger_path)

@@ -28,7 +28,7 @@ Words: TypeAlias = npt.NDArray[np.uint64]
 WordSource: TypeAlias = Callable[[int], Words]
 
 # The last counter word of a seeded stream says what it is for; the first ones count within the stream.
-_FOR_DRAWS, _FOR_NOISE = 1, 2
+_FOR_DRAWS, _FOR_NOISE, _FOR_COUNTS = 1, 2, 3
 
 _seeded_draws: dict[int, itertools.count[int]] = {}
 _seeded_draws_lock = threading.Lock()
@@ -85,7 +85,7 @@ def seeded_words(seed: int) -> WordSource:
     return lambda count: np.asarray(philox.random_raw(count), dtype=np.uint64)
 
 
-def seeded_generator(seed: int, step: int, index: int) -> np.random.Generator:
-    """The generator for the noise of one variable in one step under a seed."""
-    counter = np.array([0, index, step, _FOR_NOISE], dtype=np.uint64)
+def seeded_generator(seed: int, step: int, index: int, *, for_count: bool = False) -> np.random.Generator:
+    """The generator for the noise of one variable, or one count, in one step under a seed."""
+    counter = np.array([0, index, step, _FOR_COUNTS if for_count else _FOR_NOISE], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=np.array([seed, 0], dtype=np.uint64), counter=counter))

@@ -39,6 +39,9 @@ _LARGEST_STDDEV = 1e30
 
 _STEP_BITS = 38
 
+# Streams of "prng": for sums of gradients, and for counts.
+_SUMS, _COUNTS = "sums", "counts"
+
 # Taylor coefficients of sqrt(2) * sin(x) from x to x^13: to 3e-14 up to pi / 4.
 _SINE = tuple(math.sqrt(2) * (-1) ** k / math.factorial(2 * k + 1) for k in range(7))
 
@@ -66,7 +69,7 @@ class GaussianNoise:
             raise MisuseError(f"Expected a seed between 0 and 2**64 - 1. Received: seed={seed}. Choose another.")
         self.rng = rng
         self.seed = seed
-        self._last_step = -1
+        self._last_steps = {_SUMS: -1, _COUNTS: -1}
         self._lock = threading.Lock()
 
     def noisy_means(
@@ -88,7 +91,7 @@ class GaussianNoise:
         """
         stddev = _checked_stddev(stddev)
         if self.seed is not None:
-            self._advance(step)
+            self._advance(step, _SUMS)
         means = [_aligned(total.shape) for total in sums]
         groups = _groups(sums, means)
 
@@ -110,14 +113,35 @@ class GaussianNoise:
                 list(pool.map(work, [groups[worker::workers] for worker in range(workers)]))
         return means
 
-    def tensors(self, sums: Sequence[Any], stddev: float, denominator: float, step: Any) -> list[Any]:
+    def noisy_count(self, count: float, stddev: float, *, step: int) -> float:
+        """Count + noise, from a stream of its own beside that of `noisy_means`.
+
+        Args:
+            count: a sum over units.
+            stddev, step: as for `noisy_means`.
+
+        Raises:
+            MisuseError: as there.
+        """
+        stddev = _checked_stddev(stddev)
+        result = np.empty(1)
+        if self.seed is None:
+            normals = _Scratch(1).normals(1)
+        else:
+            self._advance(step, _COUNTS)
+            normals = seeded_generator(self.seed, step, 0, for_count=True).standard_normal(1)
+        _add(np.array([count], np.float64), normals, result, np.empty(1), stddev, 1.0)
+        return float(result[0])
+
+    def tensors(self, sums: Sequence[Any], stddev: float | Any, denominator: float, step: Any) -> list[Any]:
         """`noisy_means` of all variables of a step as one operation of a TensorFlow graph.
 
         The operation is stateful, so it draws anew at every execution of the graph.
 
         Args:
             sums: float32 tensors of static shapes, one per variable.
-            stddev, denominator: as for `noisy_means`.
+            stddev: as for `noisy_means`; or a scalar float64 tensor, where it differs from step to step.
+            denominator: as for `noisy_means`.
             step: number of the logical step, an integer tensor or a Python integer.
 
         Returns:
@@ -125,28 +149,31 @@ class GaussianNoise:
         """
         import tensorflow as tf
 
-        stddev = _checked_stddev(stddev)
         if not sums:
             return []
+        moving = [stddev] if tf.is_tensor(stddev) else []
+        fixed = None if moving else _checked_stddev(stddev)
 
-        def draw(step: Any, *sums: Any) -> list[npt.NDArray[np.float32]]:
-            return self.noisy_means(sums, stddev, denominator, step=int(step))
+        def draw(step: Any, *inputs: Any) -> list[npt.NDArray[np.float32]]:
+            size = float(inputs[0]) if fixed is None else fixed
+            return self.noisy_means(inputs[len(moving) :], size, denominator, step=int(step))
 
-        means = tf.numpy_function(draw, [tf.cast(step, tf.int64), *sums], [tf.float32] * len(sums), stateful=True)
+        inputs = [tf.cast(step, tf.int64), *moving, *sums]
+        means = tf.numpy_function(draw, inputs, [tf.float32] * len(sums), stateful=True)
         # Run eagerly, TensorFlow hands a single output back bare.
         means = list(means) if isinstance(means, (list, tuple)) else [means]
         for mean, total in zip(means, sums, strict=True):
             mean.set_shape(total.shape)
         return means
 
-    def _advance(self, step: int) -> None:
+    def _advance(self, step: int, stream: str) -> None:
         with self._lock:
-            if step <= self._last_step:
+            if step <= self._last_steps[stream]:
                 raise MisuseError(
-                    f"Expected a step above {self._last_step}. Received: step={step}. "
+                    f"Expected a step above {self._last_steps[stream]}. Received: step={step}. "
                     "The same noise would be used twice: go on counting steps, or start with another seed."
                 )
-            self._last_step = step
+            self._last_steps[stream] = step
 
 
 def _checked_stddev(stddev: float) -> float:
@@ -216,9 +243,9 @@ def _groups(sums: Sequence[npt.NDArray[np.float32]], means: Sequence[npt.NDArray
 
 
 def _add(
-    total: npt.NDArray[np.float32],
+    total: npt.NDArray[Any],
     normals: npt.NDArray[np.float64],
-    mean: npt.NDArray[np.float32],
+    mean: npt.NDArray[Any],
     room: npt.NDArray[np.float64],
     stddev: float,
     denominator: float,

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import json
 import math
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import dp_accounting
@@ -21,7 +22,7 @@ from tfdp.files import sha256_text
 from tfdp.findings import errors
 from tfdp.review import RELATIVE_SLACK, review
 from tfdp.spec import PrivacySpec
-from tfdp.spec.fields import PrivacyUnit
+from tfdp.spec.fields import Clipping, PrivacyUnit
 from tfdp.spec.numbers import rounded_up, shown
 
 _CURVE_POINTS = 40
@@ -39,8 +40,10 @@ class Plan:
         expected_batch_size: q * N (or q * num_records), the public constant that every noisy sum is divided by.
         truncated_batch_size: the largest batch, with scheme truncated_poisson only.
         steps: noisy updates in all; `steps_per_epoch` and `epochs` cut them for `fit` (the last epoch may be shorter).
-        clip_norm: C; one unit moves the sum of gradients by at most this much.
-        noise_multiplier: sigma; the noise has standard deviation `noise_stddev` = sigma * C.
+        clip_norm: C; one unit moves the sum of gradients by at most this much, all layers together. With
+            `adaptive_clipping` that of the first step.
+        noise_multiplier: sigma, which the event is made from. The noise has standard deviation `noise_stddev` = sigma *
+            C; with `adaptive_clipping` sigma covers the count as well, and the gradients get more.
         target_epsilon: the claim, which `epsilon(steps)` does not exceed.
         microbatch_size: units per forward pass, None for the caller's choice, "auto" for `tfdp.time_microbatches`; no
             effect on privacy.
@@ -49,6 +52,8 @@ class Plan:
             covers all of them at once. At most one of the two is above 1.
         seed: reproducible draws for tests, None for the operating system's entropy.
         step_event: what one step is, in the words of dp-accounting.
+        adaptive_clipping: how the clip norm follows a quantile, and the noises of gradients and count; None where it
+            stays.
 
     Raises:
         PlanError: the fields contradict each other.
@@ -77,6 +82,7 @@ class Plan:
     rng: str
     seed: int | None
     step_event: dp_accounting.DpEvent
+    adaptive_clipping: accounting.AdaptiveClipping | None = None
     _epsilons: dict[int, float] = dataclasses.field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -106,6 +112,18 @@ class Plan:
                 f"Expected records_per_unit={together} and group_size={apart}, as the privacy unit of the spec says. "
                 f"Received: {self.records_per_unit} and {self.group_size}. Make a new plan with make_plan."
             )
+        if self.adaptive_clipping != _adaptive_clipping(self.spec, self.noise_multiplier, self.expected_batch_size):
+            raise PlanError(
+                "Expected adaptive_clipping to be what the spec and the noise multiplier give. Received: "
+                f"{self.adaptive_clipping}. Make a new plan with make_plan instead of changing one."
+            )
+        if self.adaptive_clipping is not None and not math.isclose(
+            self.adaptive_clipping.joint_noise_multiplier, self.noise_multiplier, rel_tol=1e-9
+        ):
+            raise PlanError(
+                f"Expected the noises of gradients and count to be {shown(self.noise_multiplier)} together, which is "
+                f"what is accounted. Received: {shown(self.adaptive_clipping.joint_noise_multiplier)}. Use make_plan."
+            )
         if self.spec_digest != self.spec.digest:
             raise PlanError("Expected spec_digest to be the digest of spec. Received another one. Use make_plan.")
         for name, stated in _stated(self.spec).items():
@@ -127,9 +145,21 @@ class Plan:
         return self.spec.claim.privacy_unit
 
     @property
+    def per_layer(self) -> float | Mapping[str, float] | None:
+        """Where each layer has a clip norm of its own, what `tfdp.gradients.per_layer` makes them from."""
+        clipping = self.spec.mechanism.clip_norm
+        return clipping.per_layer if isinstance(clipping, Clipping) else None
+
+    @property
     def noise_stddev(self) -> float:
-        """Standard deviation of the noise that is added to the sum of clipped gradients."""
-        return self.noise_multiplier * self.clip_norm
+        """Standard deviation of the noise that is added to the sum of clipped gradients (in the first step)."""
+        return self.gradient_noise_multiplier * self.clip_norm
+
+    @property
+    def gradient_noise_multiplier(self) -> float:
+        """Standard deviation of that noise over the clip norm of the step."""
+        adaptive = self.adaptive_clipping
+        return self.noise_multiplier if adaptive is None else adaptive.gradient_noise_multiplier
 
     @functools.cached_property
     def digest(self) -> str:
@@ -182,10 +212,11 @@ class Plan:
         return points, bounds[::-1]
 
     def _contract(self) -> dict[str, Any]:
-        names = [
-            field.name for field in dataclasses.fields(self) if field.name not in ("spec", "_epsilons", "step_event")
-        ]
+        apart = ("spec", "_epsilons", "step_event", "adaptive_clipping")
+        names = [field.name for field in dataclasses.fields(self) if field.name not in apart]
         contract = {name: getattr(self, name) for name in names}
+        if self.adaptive_clipping is not None:  # a plan without it keeps the digest that it has always had
+            contract["adaptive_clipping"] = self.adaptive_clipping.to_dict()
         return {**contract, "step_event": accounting.event_to_dict(self.step_event)}
 
     def to_dict(self) -> dict[str, Any]:
@@ -254,6 +285,7 @@ def make_plan(spec: PrivacySpec, num_units: int | None = None, *, seed: int | No
         group_size=group_size,
         seed=seed,
         step_event=accounting.step_event(**sampled, noise_multiplier=sigma),
+        adaptive_clipping=_adaptive_clipping(spec, sigma, schedule.expected_batch_size),
     )
     certified = plan.epsilon(plan.steps)
     if not certified <= claim.epsilon * (1 + RELATIVE_SLACK):
@@ -274,7 +306,7 @@ def _stated(spec: PrivacySpec) -> dict[str, Any]:
         "scheme": spec.sampling.scheme,
         "truncated_batch_size": spec.sampling.truncated_batch_size,
         "steps": spec.schedule.steps,
-        "clip_norm": spec.mechanism.clip_norm,
+        "clip_norm": spec.mechanism.total_clip_norm,
         "adjacency": spec.claim.adjacency,
         "accountant": spec.accountant.name,
         "target_epsilon": spec.claim.epsilon,
@@ -282,6 +314,21 @@ def _stated(spec: PrivacySpec) -> dict[str, Any]:
         "rng": spec.mechanism.rng,
         **({} if noise is None else {"noise_multiplier": noise}),
     }
+
+
+def _adaptive_clipping(
+    spec: PrivacySpec, noise_multiplier: float, expected_batch_size: float
+) -> accounting.AdaptiveClipping | None:
+    clipping = spec.mechanism.clip_norm
+    if not isinstance(clipping, Clipping) or clipping.quantile is None:
+        return None
+    return accounting.adaptive_clipping(
+        noise_multiplier=noise_multiplier,
+        quantile=clipping.quantile,
+        expected_batch_size=expected_batch_size,
+        learning_rate=clipping.learning_rate,
+        count_noise=clipping.count_noise,
+    )
 
 
 def _check_size(spec: PrivacySpec, num_units: int | None) -> None:

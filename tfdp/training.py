@@ -3,6 +3,9 @@
     for each microbatch:  sum += clipped per-unit gradients           (Abadi et al. 2016, Algorithm 1)
     update = (sum + N(0, (sigma*C)^2)) / (q*N)
 
+Where the clip norm follows a quantile (Andrew et al. 2021), C is that of the step, on the ledger before it runs, and
+the units at or below it are counted along with the sum; the noisy count is all that leaves.
+
 The number of microbatches varies and is a loop; the shapes inside do not, so nothing is traced or compiled twice. An
 empty batch runs the loop zero times and gets its noise like any other.
 
@@ -30,7 +33,8 @@ import tensorflow as tf
 
 from tfdp import keras_private
 from tfdp.errors import MisuseError, TfdpError, UnsupportedLayerError
-from tfdp.gradients import sums_function
+from tfdp.gradients import per_layer, sums_function
+from tfdp.gradients.clipping import ClipNorm, centred_count
 from tfdp.models import cross_unit_fault
 from tfdp.noise import GaussianNoise
 from tfdp.optimizer import NoisyGradients, PrivateUpdates
@@ -45,6 +49,7 @@ class PrivateTrainStep:
     Attributes:
         refusal: why the last run was refused; TensorFlow hands on only the text of an error raised inside a graph.
         traces: how often the step was traced.
+        noisy_fraction: what the last step released of its count, where the clip norm follows one; None else.
     """
 
     def __init__(
@@ -65,6 +70,9 @@ class PrivateTrainStep:
         self._jit_compile = jit_compile
         self._ticket: int | None = None
         self._microbatch: Callable[..., Any] | None = None
+        self._clip_norm: ClipNorm = plan.clip_norm
+        self._clip_norm_of_step = plan.clip_norm
+        self.noisy_fraction: float | None = None
         self._check_units = check_units
         self._partition = b""
         self._strategy: Any = None
@@ -72,9 +80,9 @@ class PrivateTrainStep:
         self.traces = 0
         self._trimmed = 0
 
-    def admit(self, step: int) -> None:
-        """Allows one run, of a step that is on the ledger."""
-        self._ticket = step
+    def admit(self, step: int, clip_norm: float) -> None:
+        """Allows one run, of a step that is on the ledger with this clip norm."""
+        self._ticket, self._clip_norm_of_step, self.noisy_fraction = step, clip_norm, None
 
     def revoke(self) -> bool:
         """Takes back a permission that was not used; whether there was one."""
@@ -105,6 +113,8 @@ class PrivateTrainStep:
             )
         if y is not None:
             keras_private.build_metrics(self._model, *_map(self._microbatch_spec, (x, y, sample_weight)))
+        if self._plan.per_layer is not None:
+            self._clip_norm = per_layer(self._model, self._plan.per_layer)
         self._microbatch = self._compiled_microbatch(any(metric.name != "loss" for metric in self._model.metrics))
 
     def __call__(self, data: Any) -> dict[str, Any]:
@@ -141,36 +151,47 @@ class PrivateTrainStep:
         mark, leading = data["tfdp"], self._leading_axes
         leaves = [leaf for leaf in tf.nest.flatten(_records_of(data)) if leaf is not None]
         extents = tf.stack([tf.shape(leaf)[:leading] for leaf in leaves])
-        step = tf.numpy_function(
-            self._redeem, [mark["draw"][0], mark["plan"][0], data["unit_weight"], extents], tf.int64, stateful=True
-        )
+        ticket = [mark["draw"][0], mark["plan"][0], data["unit_weight"], extents]
+        moving: Any = None
+        released: list[Any] = []
+        if plan.adaptive_clipping is None:
+            step = tf.numpy_function(self._redeem, ticket, tf.int64, stateful=True)
+        else:
+            step, moving = tf.numpy_function(self._redeem_moving, ticket, [tf.int64, tf.float32], stateful=True)
+            moving.set_shape([])
         step.set_shape([])
 
         def update(gradients: list[Any]) -> None:
             gradients = _with_regularisation(gradients, model.trainable_variables)
             # Weight decay and counters do not read the gradients, and have to wait for the refusals as well. One
             # gradient is enough, they are of one operation: edges from each to all of the optimizer are 1% of a step.
-            with tf.control_dependencies(gradients[:1]):
+            with tf.control_dependencies([*gradients[:1], *released]):
                 model.optimizer.apply_private(NoisyGradients(gradients, model.trainable_variables, plan.digest))
 
         if strategy is None:
-            sums = self._clipped_sums(data, step)
+            sums = self._clipped_sums(data, step, moving)
         else:
-            of_replicas = strategy.run(self._clipped_sums, args=(data, step))
+            of_replicas = strategy.run(self._clipped_sums, args=(data, step, moving))
             sums = strategy.reduce(tf.distribute.ReduceOp.SUM, of_replicas, axis=None)
-        gradients = self._noise.tensors(sums, plan.noise_stddev, plan.expected_batch_size, step)
+        stddev = plan.noise_stddev
+        if moving is not None:
+            *sums, counted = sums
+            stddev = tf.cast(moving, tf.float64) * plan.gradient_noise_multiplier
+            released = [tf.numpy_function(self._release, [step, counted], tf.int64, stateful=True)]
+        gradients = self._noise.tensors(sums, stddev, plan.expected_batch_size, step)
         if strategy is None:
             update(gradients)
         else:
             strategy.run(update, args=(gradients,))
         return model.get_metrics_result()
 
-    def _clipped_sums(self, data: Any, step: Any) -> list[Any]:
+    def _clipped_sums(self, data: Any, step: Any, moving: Any) -> list[Any]:
         """Sums over the microbatches of a batch; on a replica r of R, over number r, r + R, ... of them.
 
         Args:
             data: the batch.
             step: its number, once it may run; nothing runs before that.
+            moving: the clip norm of the step, where it moves: a count of units within it comes after the sums.
         """
         parts, unit_weight, record_weight = _records_of(data), data["unit_weight"], data.get("record_weight")
         replica = tf.distribute.get_replica_context()
@@ -181,7 +202,7 @@ class PrivateTrainStep:
         def run(index: Any) -> list[Any]:
             part = _map(lambda leaf: self._records(leaf[index]), parts)
             weights = unit_weight[index], None if record_weight is None else record_weight[index]
-            added, losses, y_pred = microbatch(*part, *weights)
+            added, losses, y_pred = microbatch(*part, *weights, moving)
             self._update_metrics(part, losses, y_pred, *weights)
             return list(added)
 
@@ -193,9 +214,8 @@ class PrivateTrainStep:
         with tf.control_dependencies([step]):
             count = tf.identity(tf.shape(unit_weight)[0])
         # The first one needs nothing to be added to: with one microbatch, no second set of sums is held.
-        first = tf.cond(
-            count > begin, lambda: run(begin), lambda: [tf.zeros(variable.shape, tf.float32) for variable in variables]
-        )
+        shapes = [variable.shape for variable in variables] + [()] * (moving is not None)
+        first = tf.cond(count > begin, lambda: run(begin), lambda: [tf.zeros(shape, tf.float32) for shape in shapes])
         loop = (begin + stride, first)
         _, sums = tf.while_loop(lambda index, _: index < count, body, loop, parallel_iterations=1)
         return list(sums)
@@ -234,6 +254,18 @@ class PrivateTrainStep:
             _give_free_memory_back()
         return np.int64(step)
 
+    def _redeem_moving(self, *ticket: Any) -> Any:
+        """The same, with the clip norm of the step."""
+        return self._redeem(*ticket), np.float32(self._clip_norm_of_step)
+
+    def _release(self, step: Any, counted: Any) -> Any:
+        """Adds the noise to the count of units at or below the clip norm; runs in Python at every step."""
+        adaptive = self._plan.adaptive_clipping
+        assert adaptive is not None
+        noisy = self._noise.noisy_count(float(counted), adaptive.count_noise, step=int(step))
+        self.noisy_fraction = 0.5 + noisy / self._plan.expected_batch_size
+        return step
+
     def _is_as_drawn(self, issued: IssuedDraw, unit_weight: Any, extents: Any) -> bool:
         """Whether the weights, and the leading axes of every leaf, are those that the sampler gave the batch."""
         shape = (issued.microbatches, issued.microbatch_size, self._plan.records_per_unit)
@@ -266,10 +298,13 @@ class PrivateTrainStep:
         return tf.TensorSpec([leaf.shape[1] * self._plan.records_per_unit, *record.shape], leaf.dtype)
 
     def _compiled_microbatch(self, keep_predictions: bool) -> Callable[..., Any]:
-        def microbatch(x: Any, y: Any, sample_weight: Any, unit_weight: Any, record_weight: Any) -> Any:
-            sums, _, losses, y_pred = self._sums(
-                self._model, x, y, sample_weight, unit_weight, self._plan.clip_norm, record_weight
+        def microbatch(x: Any, y: Any, sample_weight: Any, unit_weight: Any, record_weight: Any, moving: Any) -> Any:
+            clip_norm = self._clip_norm if moving is None else moving
+            sums, norms, losses, y_pred = self._sums(
+                self._model, x, y, sample_weight, unit_weight, clip_norm, record_weight
             )
+            if moving is not None:
+                sums = [*sums, centred_count(norms, moving, unit_weight)]
             return sums, losses, y_pred if keep_predictions else None
 
         return tf.function(microbatch, autograph=False, jit_compile=self._jit_compile)

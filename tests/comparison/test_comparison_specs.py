@@ -74,6 +74,8 @@ def test_every_field_of_a_spec_has_a_rule():
             inside = [part for part in _models(field.annotation) if name != "waivers"]
             path = f"{above}{name}"
             yield from fields(inside[0], f"{path}.") if inside and path != "tuning" else [path]
+            if name == "clip_norm":  # which may be a number, too
+                yield path
 
     def _models(annotation):
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
@@ -146,6 +148,7 @@ def test_a_release_that_the_claim_no_longer_covers():
     [
         ("claim__privacy_unit__description", "One  Text"),
         ("mechanism__clip_norm", 2.0),
+        ("mechanism__clip_norm", {"per_layer": 2.0}),
         ("sampling__steps", 40),
         ("sampling__microbatch_size", 8),
         ("accountant__name", "rdp"),

@@ -43,9 +43,9 @@ def test_a_factor_of_zero_wipes_out_anything():
     values = tf.constant([[1.0, 2.0], [np.nan, np.inf], [3.0, -np.inf]])
     factors = Factors(tf.constant([0.5, 0.0, 0.0]), tf.constant(False))
     np.testing.assert_array_equal(scaled(values, factors), [[0.5, 1.0], [0.0, 0.0], [0.0, 0.0]])
-    np.testing.assert_array_equal(kept([values], factors)[0], [[1.0, 2.0], [0.0, 0.0], [0.0, 0.0]])
+    np.testing.assert_array_equal(kept([values], [factors])[0], [[1.0, 2.0], [0.0, 0.0], [0.0, 0.0]])
     finite = Factors(factors.values, tf.constant(True))
-    np.testing.assert_array_equal(kept([values[:1]], finite)[0], values[:1])
+    np.testing.assert_array_equal(kept([values[:1]], [finite])[0], values[:1])
 
 
 @pytest.mark.quick

@@ -231,7 +231,7 @@ def _check(layer: Any, x: np.ndarray, call: Callable[[Any, Any], Any], records_p
         norms = np.sum(wanted.reshape(units, -1).astype(np.float64) ** 2, 1)
         np.testing.assert_allclose(uses.squared_norm(merged), norms, rtol=2e-5, atol=1e-6 * scale**2)
         summed = np.tensordot(weights, wanted, 1)
-        got = tf.reshape(uses.weighted_sums([merged], factors)[0], variable.shape)
+        got = tf.reshape(uses.weighted_sums([merged], [factors])[0], variable.shape)
         np.testing.assert_allclose(got, summed, rtol=1e-4, atol=1e-5 * scale)
         held = sum(tf.reshape(use.per_unit(), wanted.shape).numpy() for use in merged)
         np.testing.assert_allclose(held, wanted, rtol=1e-4, atol=1e-5 * scale)

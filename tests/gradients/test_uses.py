@@ -17,7 +17,7 @@ def _clipped(found, clip_norm=1.0):
     """(norms, [size of each unit's clipped gradient]) of the uses of one variable, each unit alone in its batch."""
     merged = uses.merged(found)
     factors, norms = clip_factors(uses.squared_norm(merged), clip_norm, tf.ones([1]))
-    return norms.numpy(), float(np.linalg.norm(np.asarray(uses.weighted_sums([merged], factors)[0], np.float64)))
+    return norms.numpy(), float(np.linalg.norm(np.asarray(uses.weighted_sums([merged], [factors])[0], np.float64)))
 
 
 def _nearly_opposite(generator, size, spread, tokens=2):

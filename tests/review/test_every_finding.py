@@ -21,7 +21,7 @@ from tfdp.card.runs import compare_runs
 from tfdp.errors import SpecError
 from tfdp.files import sha256_arrays, sha256_bytes
 from tfdp.findings import Finding
-from tfdp.ledger import Ledger
+from tfdp.ledger import Ledger, note_access, record_accesses
 from tfdp.plan import make_plan
 from tfdp.review import REVIEWERS_RULES, examples, review
 from tfdp.review.catalogue import BASE, CATALOGUE
@@ -66,6 +66,9 @@ def trained(folder: pathlib.Path, values: dict, ran: Ran, weights: str) -> pathl
     folder.mkdir()
     path = folder / "ledger.jsonl"
     with Ledger.create_or_open(path, make_plan(spec, seed=ran.seed).to_dict(), clock=clock) as ledger:
+        if ran.public_look is not None:
+            note_access(path, "clip_norm", public=ran.public_look, most_units=9)
+            record_accesses(ledger)
         for _ in range(ran.steps):
             ledger.append_step(ledger.steps + 1)
         ledger.append("fit_end", steps=ledger.steps, weights=weights)

@@ -53,7 +53,17 @@ FULL: dict[str, Any] = {
         "data_accesses": ["training", "tuning"],
     },
     "data": {"num_units": 1000, "num_records": 2500, "size_is_public": True, "deduplication": "exact"},
-    "mechanism": {"clip_norm": 1.0, "noise_multiplier": 1.5, "rng": "csprng"},
+    "mechanism": {
+        "clip_norm": {
+            "per_layer": {"*embedding*": 0.5, "*": 1.5},
+            "quantile": 0.5,
+            "initial": 1.5,
+            "learning_rate": 0.25,
+            "count_noise": 2.5,
+        },
+        "noise_multiplier": 1.5,
+        "rng": "csprng",
+    },
     "sampling": {
         "scheme": "truncated_poisson",
         "expected_batch_size": 50.5,
@@ -81,6 +91,7 @@ VALUES: list[Any] = [
     "training", "example", "poisson", "private", "PS050", "PS050\n", "PS5", "ps050", "2030-01-31", "2030-01-31\n",
     "2030-1-31", "2030-01-31T00:00:00", "86400", "20300131", [], ["training"], ["x"], [1], [None], [[]], {}, {"x": 1},
     ["training", "training"], [{}], {"kind": "none"}, {"name": "rdp"}, {"dataset_id": "d"},
+    {"per_layer": 1}, {"per_layer": {}}, {"per_layer": {"a": 2.5}}, {"per_layer": {"a": -1}}, {"a": 2.5, " ": 1},
 ]  # fmt: skip
 
 
@@ -258,7 +269,9 @@ def test_examples_are_valid_where_they_stand():
 
 def _section(path: tuple[Any, ...]) -> str:
     owner = [part for part in path[:-1] if isinstance(part, str)][-1]
-    return {"waivers": "Waiver"}.get(owner, "".join(word.capitalize() for word in owner.split("_")))
+    return {"waivers": "Waiver", "clip_norm": "Clipping"}.get(
+        owner, "".join(word.capitalize() for word in owner.split("_"))
+    )
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)

@@ -19,6 +19,7 @@ from tfdp.accounting.accountants import (
     unamplified_epsilon,
     unsupported_reason,
 )
+from tfdp.accounting.adaptive_clipping import AdaptiveClipping, adaptive_clipping, held
 from tfdp.accounting.calibration import Calibration, calibrate_noise_multiplier
 from tfdp.accounting.composition import Run, Selection, composed_epsilon, selected_epsilon
 from tfdp.accounting.events import SCHEMES, event_from_dict, event_to_dict, step_event
@@ -29,9 +30,11 @@ __all__ = [
     "ACCOUNTANTS",
     "ADJACENCIES",
     "SCHEMES",
+    "AdaptiveClipping",
     "Calibration",
     "Run",
     "Selection",
+    "adaptive_clipping",
     "best_renyi_order",
     "calibrate_noise_multiplier",
     "default_grid",
@@ -44,6 +47,7 @@ __all__ = [
     "event_from_dict",
     "event_to_dict",
     "generic_group_epsilon",
+    "held",
     "library_version",
     "max_membership_advantage",
     "max_true_positive_rate",

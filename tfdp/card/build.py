@@ -17,6 +17,7 @@ from tfdp.card.fields import UNBOUNDED, Bound
 from tfdp.card.inputs import CardInputs
 from tfdp.card.model import (
     Accounting,
+    AdaptiveClipping,
     Budget,
     Claim,
     Data,
@@ -83,7 +84,7 @@ def build_card(record: LedgerRecord, inputs: CardInputs) -> PrivacyCard:
         claim=_claim(spec, record, realised, reasons),
         guarantee=_guarantee(spec, record, realised, claimed=not reasons),
         accounting=account,
-        data_accesses=words.data_accesses(spec, inputs, account, claimed=not reasons),
+        data_accesses=words.data_accesses(spec, inputs, account, record.of_kind("data_access"), claimed=not reasons),
         not_covered=words.exclusions(spec, inputs),
         data=Data(
             source=inputs.data_source,
@@ -109,7 +110,7 @@ def build_card(record: LedgerRecord, inputs: CardInputs) -> PrivacyCard:
 def _accounting(record: LedgerRecord) -> Accounting:
     plan = record.plan
     setting = {"accountant": plan["accountant"], "adjacency": plan["adjacency"]}
-    event = record.event
+    event, adaptive = record.event, _adaptive_clipping(record)
     epsilon = record.epsilon()
     # Epsilon grows like a root of the steps: points lie denser at the beginning.
     steps = sorted(
@@ -133,7 +134,10 @@ def _accounting(record: LedgerRecord) -> Accounting:
         group_size=words.sensitivity_of(event),
         noise_multiplier=float(plan["noise_multiplier"]),
         clip_norm=float(plan["clip_norm"]),
-        noise_stddev=float(plan["noise_multiplier"]) * float(plan["clip_norm"]),
+        noise_stddev=(adaptive.gradient_noise_multiplier if adaptive else float(plan["noise_multiplier"]))
+        * float(plan["clip_norm"]),
+        layer_clip_norms=_layer_clip_norms(record),
+        adaptive_clipping=adaptive,
         steps_planned=plan["steps"],
         steps_executed=record.steps,
         torn_last_line=record.torn or any("torn" in entry for entry in record.of_kind("step")),
@@ -147,6 +151,20 @@ def _accounting(record: LedgerRecord) -> Accounting:
         ),
         epsilon_of_delta=_epsilon_of_delta(record, epsilon),
     )
+
+
+def _adaptive_clipping(record: LedgerRecord) -> AdaptiveClipping | None:
+    described = record.plan.get("adaptive_clipping")
+    if described is None:
+        return None
+    norms = record.clip_norms or [float(record.plan["clip_norm"])]  # every line was cut short
+    return AdaptiveClipping(**described, first=norms[0], last=norms[-1], smallest=min(norms), largest=max(norms))
+
+
+def _layer_clip_norms(record: LedgerRecord) -> dict[str, float] | None:
+    """Those of the last fit: which layers train may change between two, C does not."""
+    fits = record.of_kind("fit_begin")
+    return fits[-1].get("layer_clip_norms") if fits else None
 
 
 def _without_amplification(record: LedgerRecord) -> float:

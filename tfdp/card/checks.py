@@ -7,6 +7,7 @@
 | PS031         | error         | the spec in the ledger is not the one that the plan was made from            |
 | PS032, PS033  | error/warning | the cap of the budget is exceeded, or nearly used up                         |
 | PS040         | warning       | trials are called accounted that no ledger has                               |
+| PS041         | warning       | a clip norm chosen after a look at gradients of the private data             |
 | PS042         | error/warning | randomness with a fixed seed, or not from the operating system               |
 | PS050, PS051  | warning/note  | no metrics per group; a group too small to show                              |
 | PS052 - PS054 | mixed         | no attack; an attack that refutes the claim; an attack without its numbers   |
@@ -34,6 +35,7 @@ from tfdp.findings import Finding, Severity
 from tfdp.ledger import LedgerRecord
 from tfdp.review import RELATIVE_SLACK, review
 from tfdp.spec import PrivacySpec
+from tfdp.spec.fields import Clipping
 
 # These errors block a release; the numbers on the card are true all the same.
 _CLAIM_STANDS = frozenset({"PS032", "PS052", "PS060"})
@@ -55,6 +57,7 @@ def findings(
         *_claim(record, spec, account),
         *_differences(record, spec, account),
         *randomness(record),
+        *_looks(record),
         *_model(record, inputs),
         *_budget(spec, spent),
         *_trials(spec, inputs),
@@ -180,7 +183,8 @@ def compared(record: LedgerRecord, spec: PrivacySpec) -> Iterator[tuple[str, Any
     yield "delta", spec.claim.delta, plan["delta"]
     yield "adjacency", spec.claim.adjacency, plan["adjacency"]
     yield "accountant", spec.accountant.name, plan["accountant"]
-    yield "clip_norm", spec.mechanism.clip_norm, plan["clip_norm"]
+    yield "clip_norm", spec.mechanism.total_clip_norm, plan["clip_norm"]
+    yield from _compared_clipping(spec, plan)
     if spec.mechanism.noise_multiplier is not None:
         yield "noise_multiplier", spec.mechanism.noise_multiplier, plan["noise_multiplier"]
     yield "scheme", spec.sampling.scheme, plan["scheme"]
@@ -213,6 +217,30 @@ def compared(record: LedgerRecord, spec: PrivacySpec) -> Iterator[tuple[str, Any
     yield "step_event", _event_text(accounting.event_to_dict(event)), _event_text(plan["step_event"])
 
 
+def _compared_clipping(spec: PrivacySpec, plan: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """A clip norm that moves: as the spec says, and its two noises together as much as was accounted."""
+    clipping, described = spec.mechanism.clip_norm, plan.get("adaptive_clipping")
+    if not isinstance(clipping, Clipping) or clipping.quantile is None or described is None:
+        moves = isinstance(clipping, Clipping) and clipping.quantile is not None
+        yield "adaptive_clipping", moves, described is not None
+        return
+    try:
+        ran = accounting.AdaptiveClipping.from_dict(described)
+        wanted = accounting.adaptive_clipping(
+            noise_multiplier=plan["noise_multiplier"],
+            quantile=clipping.quantile,
+            expected_batch_size=plan["expected_batch_size"],
+            learning_rate=clipping.learning_rate,
+            count_noise=clipping.count_noise,
+        )
+    except AccountingError as error:
+        yield "adaptive_clipping", "noises that the noise multiplier covers", str(error)
+        return
+    yield "noise_multiplier", ran.joint_noise_multiplier, plan["noise_multiplier"]
+    for name, value in wanted.to_dict().items():
+        yield f"adaptive_clipping.{name}", value, described[name]
+
+
 def _event_text(event: dict[str, Any]) -> str:
     """Lists and tuples alike, floats with the digits that every machine agrees on."""
     if isinstance(event, dict):
@@ -231,6 +259,17 @@ def randomness(record: LedgerRecord) -> Iterator[Finding]:
     elif rng != "csprng":
         message = f"expected randomness from the operating system, received {rng}."
         yield _finding("PS042", "warning", "mechanism.rng", message, fix)
+
+
+def _looks(record: LedgerRecord) -> Iterator[Finding]:
+    """PS041."""
+    if any(look.get("what") == "clip_norm" and not look.get("public") for look in record.of_kind("data_access")):
+        message = (
+            "expected a clip norm chosen on nothing or on public data, received one chosen after a look at gradients "
+            "of the private data, an access that epsilon does not count."
+        )
+        fix = "Use a default such as 1.0, or choose it on public data."
+        yield _finding("PS041", "warning", "mechanism.clip_norm", message, fix)
 
 
 def _budget(spec: PrivacySpec, spent: Budget) -> Iterator[Finding]:

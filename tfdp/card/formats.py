@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import decimal
 import math
+from collections.abc import Mapping
 
 from tfdp.card.fields import Bound
 
@@ -69,6 +70,13 @@ def seconds(value: float) -> str:
 def words(name: str | None) -> str:
     """An identifier in words: `add_or_remove_one` is "add or remove one"."""
     return NOT_STATED if name is None else name.replace("_", " ")
+
+
+def layer_norms(norms: Mapping[str, float]) -> str:
+    """Clip norms by layer: one number where all have the same."""
+    if len(norms) > 1 and len(set(norms.values())) == 1:
+        return f"{len(norms):,} layers, each to {number(next(iter(norms.values())))}"
+    return ", ".join(f"{name}: {number(norm)}" for name, norm in norms.items())
 
 
 def _significant(value: float, digits: int, rounding: str) -> str:

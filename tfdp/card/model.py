@@ -76,6 +76,23 @@ class DeltaPoint(Section):
     epsilon: Bound
 
 
+class AdaptiveClipping(Section):
+    """A clip norm that followed a noisy count of units."""
+
+    quantile: Annotated[float, Field(gt=0, lt=1)]
+    """Share of the units that was to stay below it."""
+    learning_rate: Annotated[float, Field(gt=0)]
+    count_noise: Annotated[float, Field(gt=0)]
+    """Standard deviation of the noise on the count."""
+    gradient_noise_multiplier: Annotated[float, Field(gt=0)]
+    """Of the gradients alone; noise_multiplier is that of gradients and count together."""
+    first: Annotated[float, Field(gt=0)]
+    """Clip norm of the first step."""
+    last: Annotated[float, Field(gt=0)]
+    smallest: Annotated[float, Field(gt=0)]
+    largest: Annotated[float, Field(gt=0)]
+
+
 class Accounting(Section):
     """3. What ran, and how it was counted."""
 
@@ -100,6 +117,10 @@ class Accounting(Section):
     noise_multiplier: Annotated[float, Field(ge=0)]
     clip_norm: Annotated[float, Field(gt=0)]
     noise_stddev: Annotated[float, Field(ge=0)]
+    layer_clip_norms: dict[str, Annotated[float, Field(gt=0)]] | None = None
+    """Where each layer, or group of variables, was clipped on its own; clip_norm is the root of the sum of squares."""
+    adaptive_clipping: AdaptiveClipping | None = None
+    """Where the clip norm followed a quantile; clip_norm and noise_stddev are then those of the first step."""
     steps_planned: Count
     steps_executed: Count
     torn_last_line: bool

@@ -151,6 +151,7 @@ def _environment(kind: str) -> jinja2.Environment:
         interval=formats.interval,
         seconds=formats.seconds,
         words=formats.words,
+        layer_norms=formats.layer_norms,
         measured=_or(formats.NOT_MEASURED),
         stated=_or(formats.NOT_STATED),
         code=_code,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import math
 import os
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tfdp.accounting import AdaptiveClipping
 from tfdp.card import checks
 from tfdp.card.writing import CARD_JSON, LEDGER, load_card
 from tfdp.errors import AccountingError, CardError, LedgerError, SpecError
@@ -29,6 +31,13 @@ _FIELDS: dict[str, FieldPath] = {
     "adjacency": ("claim", "adjacency"),
     "accountant": ("accountant", "name"),
     "clip_norm": ("mechanism", "clip_norm"),
+    **dict.fromkeys(
+        (
+            "adaptive_clipping",
+            *(f"adaptive_clipping.{each.name}" for each in dataclasses.fields(AdaptiveClipping)),
+        ),
+        ("mechanism", "clip_norm"),
+    ),
     "noise_multiplier": ("mechanism", "noise_multiplier"),
     "rng": ("mechanism", "rng"),
     "records_per_unit": ("claim", "privacy_unit", "max_records_per_unit"),

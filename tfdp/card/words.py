@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from dp_accounting import dp_event
@@ -56,7 +57,7 @@ _SEVERAL_UNITS = {
 }
 
 # What Keras and the callback put into a history without looking at private data.
-_PUBLIC_HISTORY = {"epsilon", "learning_rate", "steps"}
+_PUBLIC_HISTORY = {"clip_norm", "epsilon", "learning_rate", "steps"}
 
 GLOSSARY = (
     Term(
@@ -157,9 +158,13 @@ def contribution_map(spec: PrivacySpec) -> str:
 
 
 def data_accesses(
-    spec: PrivacySpec, inputs: CardInputs, account: Accounting, *, claimed: bool
+    spec: PrivacySpec, inputs: CardInputs, account: Accounting, looks: Sequence[dict[str, Any]], *, claimed: bool
 ) -> tuple[DataAccess, ...]:
-    """Every way in which this library knows that private data can be looked at."""
+    """Every way in which this library knows that private data can be looked at.
+
+    Args:
+        looks: those that the ledger holds, beside the steps.
+    """
     return (
         DataAccess(
             name="Training",
@@ -169,11 +174,7 @@ def data_accesses(
         _tuning(spec, inputs),
         _deduplication(spec, inputs, claimed=claimed),
         *_looks_at_units(spec),
-        DataAccess(
-            name="Choice of the clip norm",
-            status="not stated",
-            note="Not covered if it was chosen by looking at gradients of private data.",
-        ),
+        _clip_norm(account, looks, claimed=claimed),
         DataAccess(
             name="Choice of the checkpoint",
             status="not stated",
@@ -189,6 +190,27 @@ def data_accesses(
             note="What the starting weights learned, from whatever data, is outside this guarantee.",
         ),
     )
+
+
+def _clip_norm(account: Accounting, looks: Sequence[dict[str, Any]], *, claimed: bool) -> DataAccess:
+    name, mine = "Choice of the clip norm", [look for look in looks if look.get("what") == "clip_norm"]
+    private = [look for look in mine if not look.get("public")]
+    if private:
+        times = "once" if len(private) == 1 else f"{len(private):,} times"
+        most = max(int(look.get("most_units", 0)) for look in private)
+        note = f"Exact gradient norms of up to {most:,} units of private data were looked at {times}, before training."
+        return DataAccess(name=name, status="not covered", note=note)
+    if mine:
+        note = "Gradient norms were looked at, on data that whoever did it states to be public."
+        return DataAccess(name=name, status="no access", note=note)
+    if account.adaptive_clipping is not None:
+        note = (
+            "It followed a noisy count of units, which epsilon counts together with the gradients. The norm of the "
+            "first step is not covered if it was chosen by looking at gradients of private data."
+        )
+        return DataAccess(name=name, status="covered" if claimed else "not covered", note=note)
+    note = "Not covered if it was chosen by looking at gradients of private data."
+    return DataAccess(name=name, status="not stated", note=note)
 
 
 def _tuning(spec: PrivacySpec, inputs: CardInputs) -> DataAccess:

@@ -216,7 +216,7 @@ def _print_plan(
         "sampling": f"{plan.scheme}{most}, q = {shown(plan.expected_batch_size)} / {plan.population} {sampled} = "
         f"{plan.sampling_probability:.4g}",
         "steps": f"{plan.steps} in {plan.epochs} epochs of {plan.steps_per_epoch}",
-        "noise multiplier": f"{shown(plan.noise_multiplier)}, clip norm {shown(plan.clip_norm)}",
+        "noise multiplier": f"{shown(plan.noise_multiplier)}, clip norm {shown(plan.clip_norm)}" + _how_clipped(plan),
         "epsilon": f"{rounded_up(plan.epsilon(plan.steps), 4)} of {shown(plan.target_epsilon)} at delta "
         f"{shown(plan.delta)} ({plan.adjacency}, {plan.accountant})",
     }
@@ -226,6 +226,18 @@ def _print_plan(
         spent = rounded_up(plan.epsilon(done), 4)
         rows["already spent"] = f"{done} steps, epsilon {spent}; the run goes on from its checkpoint"
     _print_table(console, "Plan", rows)
+
+
+def _how_clipped(plan: Plan) -> str:
+    from tfdp.spec.numbers import shown
+
+    if plan.adaptive_clipping is not None:
+        adaptive = plan.adaptive_clipping
+        return (
+            f" at first, then towards quantile {shown(adaptive.quantile)}: noise multiplier "
+            f"{shown(adaptive.gradient_noise_multiplier)} of the gradients, {shown(adaptive.count_noise)} of the count"
+        )
+    return "" if plan.per_layer is None else ", per layer"
 
 
 def _how_bounded(unit: PrivacyUnit) -> str:

@@ -36,6 +36,9 @@ BUDGET_LEDGER = orders.stated(
 PART_OF_THE_MECHANISM = always(
     UNCHANGED, "Part of the mechanism: it counts through epsilon, which follows from all of them together."
 )
+CLIP_NORM = always(
+    UNCHANGED, "Noise is measured in clip norms, and covers the count of a quantile too: this changes no bound."
+)
 UTILITY = always(UNCHANGED, "Says how useful the model is, or for whom; no effect on privacy.")
 NO_EFFECT = always(UNCHANGED, "No effect on the guarantee.")
 
@@ -78,7 +81,12 @@ SPEC_RULES: dict[str, Rule] = {
     "data.num_units": PART_OF_THE_MECHANISM,
     "data.num_records": PART_OF_THE_MECHANISM,
     "mechanism.noise_multiplier": PART_OF_THE_MECHANISM,
-    "mechanism.clip_norm": always(UNCHANGED, "Noise is measured in clip norms, so this changes no bound."),
+    "mechanism.clip_norm": CLIP_NORM,
+    "mechanism.clip_norm.per_layer": CLIP_NORM,
+    "mechanism.clip_norm.quantile": CLIP_NORM,
+    "mechanism.clip_norm.initial": CLIP_NORM,
+    "mechanism.clip_norm.learning_rate": CLIP_NORM,
+    "mechanism.clip_norm.count_noise": CLIP_NORM,
     "sampling.expected_batch_size": PART_OF_THE_MECHANISM,
     "sampling.probability": PART_OF_THE_MECHANISM,
     "sampling.steps": PART_OF_THE_MECHANISM,

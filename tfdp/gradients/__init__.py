@@ -1,6 +1,7 @@
 """Per-unit clipped gradients.
 
 | formal guarantee    | one unit moves the returned sums by at most `clip_norm` in L2, all variables together |
+| clipped per layer   | by at most sqrt(sum of C_l^2), and in each layer by at most its C_l                   |
 |---------------------|---------------------------------------------------------------------------------------|
 | non-finite gradient | the unit contributes exactly zero; so does one beyond float32 squares (clipping.py)   |
 | padding (weight 0)  | contributes exactly zero, whatever it holds                                           |
@@ -18,7 +19,8 @@ import tensorflow as tf
 
 from tfdp.errors import GradientError
 from tfdp.gradients import bookkeeping, vectorized
-from tfdp.gradients.clipping import SMALLEST_CLIP_NORM
+from tfdp.gradients.clipping import SMALLEST_CLIP_NORM, PerLayer
+from tfdp.gradients.per_layer import per_layer
 from tfdp.gradients.precision import exact_products
 
 METHODS = {"bookkeeping": bookkeeping.clipped_sums, "vectorized": vectorized.clipped_sums}
@@ -45,7 +47,7 @@ def sums_function(method: str, hybrid: bool = False) -> Callable[..., Any]:
 def clipped_gradients(
     model: Any,
     data: Any,
-    clip_norm: float,
+    clip_norm: float | PerLayer,
     *,
     unit_weight: Any = None,
     records_per_unit: int = 1,
@@ -58,7 +60,7 @@ def clipped_gradients(
     Args:
         model: built and compiled Keras model on the TensorFlow backend.
         data: (x, y) or (x, y, sample_weight), nested tensors with leading axis units * records_per_unit.
-        clip_norm: C, the L2 bound on one unit's gradient; at least 1e-6.
+        clip_norm: C, the L2 bound on one unit's gradient, at least 1e-6; or one for each layer, from `per_layer`.
         unit_weight: [units], 1 for a unit and 0 for padding; None for all ones.
         records_per_unit: consecutive records that belong to one unit; its loss is the loss of them together.
         record_weight: [units, records_per_unit], not negative: the loss of a unit is then the mean of the losses of
@@ -78,9 +80,15 @@ def clipped_gradients(
     import keras
 
     clipped_sums = sums_function(method, hybrid)
-    if isinstance(clip_norm, bool) or not (isinstance(clip_norm, numbers.Real) and 0 < clip_norm < float("inf")):
+    if isinstance(clip_norm, PerLayer):
+        if len(clip_norm.group_of) != len(model.trainable_variables):
+            raise GradientError(
+                f"Expected clip norms for {len(model.trainable_variables)} trainable variables. Received: for "
+                f"{len(clip_norm.group_of)}. Make them anew with per_layer(model, ...)."
+            )
+    elif isinstance(clip_norm, bool) or not (isinstance(clip_norm, numbers.Real) and 0 < clip_norm < float("inf")):
         raise GradientError(f"Expected a finite clip_norm > 0. Received: clip_norm={clip_norm!r}.")
-    if clip_norm < SMALLEST_CLIP_NORM:
+    elif clip_norm < SMALLEST_CLIP_NORM:
         raise GradientError(
             f"Expected clip_norm >= {SMALLEST_CLIP_NORM}, below which float32 cannot hold norms to it. Received: "
             f"clip_norm={clip_norm!r}. Scale the loss and clip_norm up together."
@@ -108,8 +116,9 @@ def clipped_gradients(
             raise GradientError(
                 f"Expected record_weight of shape ({units}, {records_per_unit}). Received: shape {record_weight.shape}."
             )
-    sums, norms, losses, _ = clipped_sums(model, x, y, sample_weight, weight, float(clip_norm), record_weight)
+    bound = clip_norm if isinstance(clip_norm, PerLayer) else float(clip_norm)
+    sums, norms, losses, _ = clipped_sums(model, x, y, sample_weight, weight, bound, record_weight)
     return sums, norms, losses
 
 
-__all__ = ["METHODS", "clipped_gradients", "exact_products", "sums_function"]
+__all__ = ["METHODS", "PerLayer", "clipped_gradients", "exact_products", "per_layer", "sums_function"]

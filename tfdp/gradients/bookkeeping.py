@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfdp.errors import UnsupportedLayerError
 from tfdp.gradients import hybrid, taps, uses, vectorized
-from tfdp.gradients.clipping import clip_factors
+from tfdp.gradients.clipping import ClipNorm, factors_of_variables
 from tfdp.gradients.losses import per_unit_losses
 
 
@@ -53,7 +53,7 @@ def clipped_sums(
     y: Any,
     sample_weight: Any,
     unit_weight: Any,
-    clip_norm: float,
+    clip_norm: ClipNorm,
     record_weight: Any = None,
     cuts: taps.Cuts | None = None,
 ) -> tuple[list[Any], Any, Any, Any]:
@@ -82,15 +82,15 @@ def clipped_sums(
     found = uses_by_variable(recording, output_gradients(recording, total), units)
     _refuse([v for v in variables if id(v) not in found], "take no part in the loss")
     merged = [uses.merged(found[id(variable)]) for variable in variables]
-    squared_norms = tf.add_n([uses.squared_norm(each) for each in merged])
-    factors, norms = clip_factors(squared_norms, clip_norm, unit_weight)
+    squared_norms = [uses.squared_norm(each) for each in merged]
+    factors, norms = factors_of_variables(squared_norms, clip_norm, unit_weight)
     weighted = uses.weighted_sums(merged, factors)
     sums = [tf.reshape(total, variable.shape) for total, variable in zip(weighted, variables, strict=True)]
     return sums, norms, tf.where(unit_weight > 0, losses, 0.0), y_pred
 
 
 def hybrid_clipped_sums(
-    model: Any, x: Any, y: Any, sample_weight: Any, unit_weight: Any, clip_norm: float, record_weight: Any = None
+    model: Any, x: Any, y: Any, sample_weight: Any, unit_weight: Any, clip_norm: ClipNorm, record_weight: Any = None
 ) -> tuple[list[Any], Any, Any, Any]:
     """The same, by the vectorized path for the variables of layers without a rule."""
     cuts = hybrid.find_cuts(model, x, tf.nest.flatten(x)[0].shape[0])

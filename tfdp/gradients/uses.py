@@ -323,10 +323,11 @@ def _tied(table: Gather, kernel: Outer, each: Sequence[Any], total: Any) -> Any:
     return tf.cond(tf.reduce_any(cancelled), formed, lambda: total)
 
 
-def weighted_sums(of_variables: Sequence[Sequence[Use]], factors: Factors) -> list[Any]:
-    """Sum over units of factor * gradient for each variable, shaped like it, from its uses."""
-    kernels = [use for uses in of_variables for use in uses if isinstance(use, Outer)]
-    large = kept([getattr(kernel, kernel.large_operand) for kernel in kernels], factors)
-    for kernel, operand in zip(kernels, large, strict=True):
+def weighted_sums(of_variables: Sequence[Sequence[Use]], factors: Sequence[Factors]) -> list[Any]:
+    """Sum over units of factor * gradient for each variable, shaped like it, from its uses and its factors."""
+    pairs = [(use, its) for uses, its in zip(of_variables, factors, strict=True) for use in uses]
+    kernels = [(use, its) for use, its in pairs if isinstance(use, Outer)]
+    large = kept([getattr(kernel, kernel.large_operand) for kernel, _ in kernels], [its for _, its in kernels])
+    for (kernel, _), operand in zip(kernels, large, strict=True):
         setattr(kernel, kernel.large_operand, operand)
-    return [tf.add_n([use.weighted_sum(factors) for use in uses]) for uses in of_variables]
+    return [tf.add_n([use.weighted_sum(its) for use in uses]) for uses, its in zip(of_variables, factors, strict=True)]

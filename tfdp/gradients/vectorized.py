@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdp.errors import UnsupportedLayerError
-from tfdp.gradients.clipping import clip_factors, scaled
+from tfdp.gradients.clipping import ClipNorm, PerLayer, factors_of_variables, scaled
 from tfdp.gradients.losses import per_unit_losses
 
 
@@ -38,7 +38,7 @@ make_vectorized_keras_optimizer_class = _module.make_vectorized_keras_optimizer_
 
 
 def clipped_sums(
-    model: Any, x: Any, y: Any, sample_weight: Any, unit_weight: Any, clip_norm: float, record_weight: Any = None
+    model: Any, x: Any, y: Any, sample_weight: Any, unit_weight: Any, clip_norm: ClipNorm, record_weight: Any = None
 ) -> tuple[list[Any], Any, Any, Any]:
     """Same contract as `tfdp.gradients.bookkeeping.clipped_sums`, by per-unit gradients."""
     data = (x, y, sample_weight, record_weight)
@@ -52,19 +52,33 @@ def clipped_sums(
             "which do not. Freeze what should not train (layer.trainable = False)."
         )
     jacobians = [_float32(jacobian) for jacobian in jacobians]
-    squared = tf.add_n([tf.reduce_sum(j**2, list(range(1, len(j.shape)))) for j in jacobians])
+    squared = [tf.reduce_sum(j**2, list(range(1, len(j.shape)))) for j in jacobians]
 
     def together() -> tuple[list[Any], Any]:
-        factors, norms = clip_factors(squared, clip_norm, unit_weight)
-        clipped = tf.vectorized_map(lambda gradients: clip_gradients_vmap(gradients, clip_norm), jacobians)
-        present = [tf.reshape(factors.values > 0, [-1] + [1] * (len(g.shape) - 1)) for g in clipped]
+        factors, norms = factors_of_variables(squared, clip_norm, unit_weight)
+        clipped = tf.vectorized_map(lambda gradients: _clipped(gradients, clip_norm), jacobians)
+        present = [
+            tf.reshape(its.values > 0, [-1] + [1] * (len(g.shape) - 1)) for its, g in zip(factors, clipped, strict=True)
+        ]
         return [tf.reduce_sum(tf.where(mask, g, 0.0), 0) for mask, g in zip(present, clipped, strict=True)], norms
 
     def apart() -> tuple[list[Any], Any]:
         return one_at_a_time(model, data, unit_weight, clip_norm)
 
-    sums, norms = tf.cond(tf.reduce_all(tf.math.is_finite(squared)), together, apart)
+    sums, norms = tf.cond(tf.reduce_all(tf.math.is_finite(tf.add_n(squared))), together, apart)
     return sums, norms, tf.where(unit_weight > 0, losses, 0.0), y_pred
+
+
+def _clipped(gradients: list[Any], clip_norm: ClipNorm) -> list[Any]:
+    """The gradient of one unit, clipped by TensorFlow Privacy."""
+    if not isinstance(clip_norm, PerLayer):
+        return clip_gradients_vmap(gradients, clip_norm)
+    clipped = list(gradients)
+    for group, norm in enumerate(clip_norm.norms):
+        members = clip_norm.members(group)
+        for place, its in zip(members, clip_gradients_vmap([gradients[i] for i in members], norm), strict=True):
+            clipped[place] = its
+    return clipped
 
 
 def _float32(gradient: Any) -> Any:
@@ -83,7 +97,7 @@ def _forward(model: Any, data: Any, units: int) -> tuple[tf.GradientTape, Any, A
     return tape, losses, y_pred
 
 
-def one_at_a_time(model: Any, data: Any, unit_weight: Any, clip_norm: float) -> tuple[list[Any], Any]:
+def one_at_a_time(model: Any, data: Any, unit_weight: Any, clip_norm: ClipNorm) -> tuple[list[Any], Any]:
     """(sums, norms [units]), from one forward and backward pass per unit."""
     units = unit_weight.shape[0]
     variables = [v.value for v in model.trainable_variables]
@@ -94,9 +108,9 @@ def one_at_a_time(model: Any, data: Any, unit_weight: Any, clip_norm: float) -> 
 
         tape, losses, _ = _forward(model, tf.nest.map_structure(unit, data), 1)
         gradients = [_float32(gradient)[None] for gradient in tape.gradient(losses, variables)]
-        squared = tf.add_n([tf.reduce_sum(gradient**2) for gradient in gradients])
-        factors, norm = clip_factors(squared[None], clip_norm, unit_weight[index][None])
-        sums = [total + scaled(gradient, factors)[0] for total, gradient in zip(sums, gradients, strict=True)]
+        squared = [tf.reduce_sum(gradient**2)[None] for gradient in gradients]
+        factors, norm = factors_of_variables(squared, clip_norm, unit_weight[index][None])
+        sums = [total + scaled(gradient, its)[0] for total, gradient, its in zip(sums, gradients, factors, strict=True)]
         return index + 1, sums, tf.tensor_scatter_nd_update(norms, [[index]], norm)
 
     zeros = [tf.zeros(variable.shape) for variable in variables]

@@ -224,7 +224,7 @@ def _trace(model: Any, spec: Any) -> _Traced:
         for variable, its_gradient in zip(variables, plain, strict=True):
             if id(variable) in by_variable:
                 merged = uses.merged(by_variable[id(variable)])
-                made = [uses.squared_norm(merged), uses.weighted_sums([merged], factors)[0]]
+                made = [uses.squared_norm(merged), uses.weighted_sums([merged], [factors])[0]]
                 results[id(variable)] = merged, made, its_gradient
         fresh = set(graph.get_operations()[start:])
         formed = {id(variable) for variables in cuts.values() for variable in variables}

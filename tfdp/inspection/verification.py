@@ -12,7 +12,6 @@ it does (dropout), every run begins from the same seeds and keeps the batch, so 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,9 +22,10 @@ import tensorflow as tf
 from tfdp import keras_private
 from tfdp.errors import DataError, LossNotPerUnitError, UnsupportedLayerError
 from tfdp.findings import Finding, Severity, errors
-from tfdp.gradients import clipped_gradients, exact_products
+from tfdp.gradients import clipped_gradients
 from tfdp.gradients.losses import per_unit_losses
 from tfdp.inspection.tables import Printed
+from tfdp.inspection.trials import restored, tensors
 from tfdp.models import check_model, cross_unit_fault
 from tfdp.sampling.records import as_records
 
@@ -128,7 +128,7 @@ def verify(
         return _refused(
             count, allowed, [_error("PS043", model.name, message, "Remove or freeze the layer that does it.")]
         )
-    with _restored(model) as rewind:
+    with restored(model) as rewind:
         trial = _Trial(model, batch, count, records_per_unit, {"method": method, "hybrid": hybrid}, rewind)
         try:
             return trial.run(allowed)
@@ -152,27 +152,7 @@ def _batch(data: Any, units: int, records_per_unit: int, sequence_length: int | 
         raise DataError(
             f"Expected at least two units to compare. Received: {len(records)} records and units={units!r}. Pass more."
         )
-    taken = records.take(np.arange(count * records_per_unit))
-    x, y, weight = (taken.get(part) for part in ("x", "y", "sample_weight"))
-    return tuple(None if part is None else tf.nest.map_structure(tf.convert_to_tensor, part) for part in (x, y, weight))  # type: ignore[return-value]
-
-
-@contextlib.contextmanager
-def _restored(model: Any) -> Iterator[Callable[[], None]]:
-    """Gives a function that puts the model's state (seeds, counters) back to where it was; called again at the end."""
-    state = [(variable, variable.numpy()) for variable in model.non_trainable_variables if variable.dtype != "string"]
-    moved = {id(v) for v in keras_private.seed_states(model)}
-
-    def rewind() -> None:
-        for variable, value in state:
-            if id(variable) in moved or not np.array_equal(variable.numpy(), value, equal_nan=value.dtype.kind == "f"):
-                variable.assign(value)
-
-    with exact_products():  # as the private fit does
-        try:
-            yield rewind
-        finally:
-            rewind()
+    return tensors(records.take(np.arange(count * records_per_unit)))
 
 
 @dataclasses.dataclass

@@ -17,6 +17,7 @@ write. Step lines hold no time stamp: how long a step took tells how many units 
 
 from __future__ import annotations
 
+from tfdp.ledger.accesses import note_access, record_accesses
 from tfdp.ledger.reading import LedgerHead, LedgerRecord, read_ledger
 from tfdp.ledger.writing import Clock, Ledger, installed_versions, timestamp, utc_now
 
@@ -26,7 +27,9 @@ __all__ = [
     "LedgerHead",
     "LedgerRecord",
     "installed_versions",
+    "note_access",
     "read_ledger",
+    "record_accesses",
     "timestamp",
     "utc_now",
 ]

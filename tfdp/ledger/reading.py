@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from tfdp import accounting
-from tfdp.errors import LedgerError
+from tfdp.errors import AccountingError, LedgerError
 from tfdp.files import sha256_bytes
+from tfdp.ledger.clip_norms import ClipNormTrail
 from tfdp.ledger.lines import FORMAT, PLAN_FIELDS, chain, refuse
 
 
@@ -76,6 +77,25 @@ class LedgerRecord:
             accountant=self.plan["accountant"],
             adjacency=self.plan["adjacency"],
         )
+
+    def clip_norm_trail(self) -> ClipNormTrail:
+        """The clip norm as the lines have moved it.
+
+        Raises:
+            LedgerError: a line that does not follow.
+        """
+        try:
+            trail = ClipNormTrail(self.plan)
+        except (AccountingError, TypeError, ValueError) as error:
+            refuse(self.path, 1, "a plan with a clip norm", error)
+        for number, entry in enumerate(self.entries, start=2):
+            trail.follow(self.path, number, entry)
+        return trail
+
+    @property
+    def clip_norms(self) -> list[float]:
+        """Where the clip norm follows a count: those that the steps used, in order."""
+        return [entry["clip_norm"] for entry in self.of_kind("step") if "clip_norm" in entry]
 
     def left(self, weights: str) -> bool:
         """Whether an epoch or a fit of this run ended with weights of this digest (`tfdp.files.sha256_arrays`)."""
@@ -142,7 +162,7 @@ def verify(path: Path, raw: bytes) -> LedgerRecord:
         )
     header = entries[0]
     _check_header(path, header)
-    return LedgerRecord(
+    record = LedgerRecord(
         path=path,
         spec=header["spec"],
         plan=header["plan"],
@@ -155,6 +175,8 @@ def verify(path: Path, raw: bytes) -> LedgerRecord:
         identity=sha256_bytes(raw.split(b"\n", 1)[0]),
         head=LedgerHead(len(entries), previous),
     )
+    record.clip_norm_trail()
+    return record
 
 
 def _check_header(path: Path, header: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from tfdp import __version__
 from tfdp.entropy import system_bytes
-from tfdp.errors import LedgerError
+from tfdp.errors import AccountingError, LedgerError
 from tfdp.files import create_atomically, sha256_bytes
 from tfdp.ledger.lines import FIRST, FORMAT, PLAN_FIELDS, encode, plain
 from tfdp.ledger.locking import FileLock
@@ -69,6 +69,7 @@ class Ledger:
         self._previous = record.head.digest
         self._size = size
         self._clock = clock
+        self._clip_norms = record.clip_norm_trail()
         self._failure: str | None = None
         self._process = os.getpid()
         self._one_at_a_time = threading.RLock()
@@ -133,6 +134,11 @@ class Ledger:
         return LedgerHead(self._lines, self._previous)
 
     @property
+    def clip_norm(self) -> float:
+        """C of the next step: of the plan, or where it follows a count, of the lines so far."""
+        return self._clip_norms.current
+
+    @property
     def closed(self) -> bool:
         return self._stream.closed
 
@@ -152,8 +158,21 @@ class Ledger:
                     f"Expected step {self._steps + 1} to be recorded next in {self.path}, received: step={step!r}. "
                     "Take step numbers from the ledger (ledger.steps + 1), never from the optimizer or a checkpoint."
                 )
-            self._write({"kind": "step", "step": int(step)})
+            self._write({"kind": "step", "step": int(step), **self._clip_norms.fields("step")})
+            self._clip_norms.written()
             self._steps += 1
+
+    def release(self, noisy_fraction: float) -> None:
+        """Takes the noisy count of the last step, as a fraction; the next line holds it, and `clip_norm` follows it.
+
+        Raises:
+            LedgerError: this plan's clip norm does not move, or a fraction is waiting already.
+        """
+        with self._one_at_a_time:
+            try:
+                self._clip_norms.release(noisy_fraction)
+            except AccountingError as error:
+                raise LedgerError(str(error)) from error
 
     def append(self, kind: str, **fields: Any) -> None:
         """Records something other than a step, such as "fit_begin" or "fit_end", with the time."""
@@ -162,14 +181,15 @@ class Ledger:
                 f"Expected a kind other than 'header' and 'step', received: kind={kind!r}. "
                 "Record steps with append_step."
             )
-        reserved = {"kind", "prev", "step", "time"} & fields.keys()
+        reserved = {"kind", "prev", "step", "time", "clip_norm", "noisy_fraction"} & fields.keys()
         if reserved:
             raise LedgerError(
                 f"Expected fields of your own, received reserved names: {', '.join(sorted(reserved))}. Rename them."
             )
         entry = {"kind": kind, "time": timestamp(self._clock), **plain(fields, f"the entry {kind!r}")}
         with self._one_at_a_time:
-            self._write(entry)
+            self._write({**entry, **self._clip_norms.fields(kind)})
+            self._clip_norms.written()
 
     def close(self) -> None:
         """Closes the file and gives up the lock; closing twice is harmless."""

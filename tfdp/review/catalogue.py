@@ -312,7 +312,7 @@ _ENTRIES: tuple[Entry, ...] = (
         "The clip norm was chosen from gradients of the private data.",
         "Looking at the norms is an access that no epsilon counts.",
         "Use a default such as 1.0, or public data.",
-        ("data",),
+        ("data", "card"),
     ),
     Entry(
         "PS042",

@@ -23,12 +23,14 @@ class Ran:
         header: dotted fields of its first line that were written over.
         steps: how many ran.
         seed: makes it repeatable, as only a test may be.
+        public_look: what was said of the data whose gradients were looked at before; None where nobody looked.
     """
 
     spec: Fields = field(default_factory=dict)
     header: Fields = field(default_factory=dict)
     steps: int = 2
     seed: int | None = None
+    public_look: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -255,7 +257,10 @@ EXAMPLES: dict[str, tuple[Case, ...]] = {
             Example({"tuning": {"kind": "public"}}),
         ),
     ),
-    "PS041": (_data("warning", {"clip_norm_source": "private"}, {"clip_norm_source": "public"}),),
+    "PS041": (
+        _data("warning", {"clip_norm_source": "private"}, {"clip_norm_source": "public"}),
+        _card("warning", Example(runs=(Ran(public_look=False),)), Example(runs=(Ran(public_look=True),))),
+    ),
     "PS042": (
         _spec("note", {"mechanism.rng": "prng"}, {"mechanism.rng": "csprng"}),
         _run("warning", {}, (Ran({"mechanism.rng": "prng"}),)),

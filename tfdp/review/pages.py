@@ -146,6 +146,8 @@ def _blocks(example: Example) -> Iterator[Block]:
     for ran in example.runs:
         steps = "One step has run" if ran.steps == 1 else f"{ran.steps} steps have run"
         steps += f", with seed={ran.seed}" if ran.seed is not None else ""
+        if ran.public_look is not None:
+            steps += f"; before, tfdp.suggest_clip_norm was called with public={ran.public_look}"
         if ran.spec:
             yield f"{steps}; the ledger was begun under a spec with:", "yaml", list(_yaml(ran.spec))
         elif ran.header:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from tfdp.spec.fields import Clipping
 from tfdp.spec.numbers import counted, rounded_up, shown
 from tfdp.spec.starting import suggested_truncation
 
@@ -17,7 +18,8 @@ Conflict = tuple[tuple[str, ...], str, str]
 
 
 def conflicts(spec: PrivacySpec) -> Iterator[Conflict]:
-    """Every contradiction between probability, batch sizes, steps, epochs and sizes of the data."""
+    """Every contradiction between clip norms, probability, batch sizes, steps, epochs and sizes of the data."""
+    yield from _clipping_conflicts(spec)
     yield from _batch_conflicts(spec)
     yield from _length_conflicts(spec)
     yield from _size_conflicts(spec)
@@ -29,6 +31,24 @@ def population(spec: PrivacySpec) -> tuple[int, str]:
     if unit.method == "group_privacy" and (unit.max_records_per_unit or 1) > 1 and spec.data.num_records is not None:
         return spec.data.num_records, "data.num_records"
     return spec.data.num_units, "data.num_units"
+
+
+def _clipping_conflicts(spec: PrivacySpec) -> Iterator[Conflict]:
+    clipping, path = spec.mechanism.clip_norm, ("mechanism", "clip_norm")
+    if not isinstance(clipping, Clipping):
+        return
+    if (clipping.per_layer is None) == (clipping.quantile is None):
+        what = "neither" if clipping.quantile is None else "both"
+        message = f"expected a number, or either per_layer or quantile, received {what}."
+        yield path, message, "Keep one of them." if what == "both" else f"Write {spec.snippet('clip_norm', '1.0')}."
+    elif clipping.quantile is not None:
+        message = "expected a clip norm that stays, received quantile, which is not built yet."
+        yield (*path, "quantile"), message, f"Write {spec.snippet('clip_norm', '1.0')}, or per_layer."
+    elif clipping.per_layer is not None:
+        for name in ("initial", "learning_rate", "count_noise"):
+            if getattr(clipping, name) is not None:
+                message = f"expected no {name} with per_layer, received {shown(getattr(clipping, name))}."
+                yield (*path, name), message, "Delete it: norms of layers stay as they are."
 
 
 def _batch_conflicts(spec: PrivacySpec) -> Iterator[Conflict]:

@@ -14,13 +14,13 @@ from pydantic_core import ErrorDetails
 from tfdp.findings import Finding, Severity
 from tfdp.spec.choices import explained, meant_choice
 from tfdp.spec.documents import Document, Path, Position, ReadingError, dotted, finite_number
-from tfdp.spec.fields import MAX_COUNT
+from tfdp.spec.fields import FIELDS, MAX_COUNT, NUMBER
 from tfdp.spec.hints import SPACE, without_space
 from tfdp.spec.naming import choices_at, closest, plain, section
 from tfdp.spec.notation import foreign_space, plain_space, shown_value
 from tfdp.spec.numbers import with_article
 from tfdp.spec.repairs import date_fix, id_fix, repaired
-from tfdp.spec.samples import choices_of, fields_of, sample, such_as
+from tfdp.spec.samples import EXAMPLES, choices_of, fields_of, sample, such_as
 from tfdp.spec.unknown import elsewhere, known, remedy, targets
 
 _MOST = 100  # faults of one document that get a remedy of their own: looking for what was meant takes long
@@ -36,6 +36,8 @@ _CLAIM_FIELDS: tuple[Path, ...] = (
     ("claim", "adjacency"),
 )
 _CLAIM_WHY = "Epsilon, delta, unit and adjacency are one claim, and each without the others promises nothing."
+# Fields that take a number or fields.
+_EITHER = frozenset(("clip_norm", "per_layer"))
 _NUMBER = re.compile(r"\s*[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?\s*")
 _OWN = "Write your own in its place, without the brackets."
 _PLACEHOLDER = re.compile(r"<[^<>]+>")
@@ -88,7 +90,7 @@ def field_findings(
 ) -> list[Finding]:
     """One finding per fault, in the order of the file: a field that is misspelt is not missing as well."""
     positions = document.positions
-    places = [tuple(detail["loc"]) for detail in details]
+    places = [_path(detail) for detail in details]
     unknown = {
         path: targets(model, path, document) if number < _MOST else []
         for number, (detail, path) in enumerate(zip(details, places, strict=True))
@@ -157,6 +159,13 @@ def _texts(value: Any, path: Path = ()) -> Iterator[tuple[Path, str]]:
     elif isinstance(value, list | tuple):
         for index, inside in enumerate(value):
             yield from _texts(inside, (*path, index))
+
+
+def _path(detail: ErrorDetails) -> Path:
+    """Where a fault is, without the kinds that pydantic names on the way."""
+    loc = detail["loc"]
+    kinds = [bool(at) and loc[at - 1] in _EITHER and part in (NUMBER, FIELDS) for at, part in enumerate(loc)]
+    return tuple(part for part, kind in zip(loc, kinds, strict=True) if not kind)
 
 
 def _explain(detail: ErrorDetails, path: Path, model: type[BaseModel], document: Document) -> tuple[str, str, str]:
@@ -228,7 +237,8 @@ def _explain_value(detail: ErrorDetails, path: Path, model: type[BaseModel], doc
         case "less_than_equal":
             return f"expected a whole number of at most {MAX_COUNT}, {received}", "Write a number in the usual range."
         case "too_short":
-            return f"expected at least {context['min_length']} entry, received an empty list.", _help(
+            what = "mapping" if isinstance(value, dict) else "list"
+            return f"expected at least {context['min_length']} entry, received an empty {what}.", _help(
                 model, path, document
             )
         case "string_pattern_mismatch" if path[-1] == "finding":
@@ -266,11 +276,11 @@ def _absent(model: type[BaseModel], path: Path, document: Document) -> str:
     owner = section(model, path[:-1])
     field = owner.model_fields.get(path[-1]) if owner else None
     line = sample(model, path, document)
-    if field is None or line is None:
+    if owner is None or field is None or line is None:
         return _help(model, path, document).replace("Correct it; ", "Add ", 1)
     inside = section(model, path)
     add = "Add" if field.is_required() else "Delete the line, or add"
-    if inside is not None:
+    if inside is not None and f"{owner.__name__}.{path[-1]}" not in EXAMPLES:
         choices = choices_of(inside)
         return f"{add} the section, with {fields_of(inside)}{choices and f' ({choices})'}; such as: {line}"
     values = choices_at(model, path)

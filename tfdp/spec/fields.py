@@ -7,10 +7,11 @@ A field is constrained here only as far as its own value goes. Everything that t
 from __future__ import annotations
 
 import datetime
+import math
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 # Beyond this a whole number is no longer exact as a float, and every count becomes a float in the accounting.
@@ -21,6 +22,14 @@ PositiveNumber = Annotated[float, Field(gt=0)]
 OpenProbability = Annotated[float, Field(gt=0, lt=1)]
 # Written out, because what \s holds differs between the regular expressions of Python, Rust and ECMAScript.
 Text = Annotated[str, Field(pattern=r"[^\s\x1c-\x1f\x85\ufeff]")]
+
+# Which of two kinds a value is, a number or several fields, tells itself; pydantic puts the name of it into its paths.
+NUMBER, FIELDS = "<number>", "<fields>"
+
+
+def _kind(value: Any) -> str:
+    return FIELDS if isinstance(value, dict | BaseModel) else NUMBER
+
 
 DataAccess = Literal["training", "tuning", "clip_selection", "evaluation"]
 
@@ -90,15 +99,52 @@ class Data(Section):
     """Duplicates removed before training. A text that occurs twice is protected once."""
 
 
+NormsByPattern = Annotated[dict[str, PositiveNumber], Field(min_length=1)]
+
+
+class Clipping(Section):
+    """A clip norm for each layer; one that follows a quantile of the norms is not built yet, and refused."""
+
+    per_layer: (
+        Annotated[Annotated[PositiveNumber, Tag(NUMBER)] | Annotated[NormsByPattern, Tag(FIELDS)], Discriminator(_kind)]
+        | None
+    ) = None
+    """A number C: each of the L layers that train is clipped to C / sqrt(L). Or a norm for each pattern of variable
+    paths, such as {"*embedding*": 0.5, "*": 1.0}; C is then the root of the sum of their squares."""
+    quantile: OpenProbability | None = None
+    """The part of the units that is to stay below the clip norm, such as 0.5. A noisy count of them moves the norm
+    after every step (Andrew et al. 2021); it costs a part of epsilon, which noise_multiplier counts in."""
+    initial: PositiveNumber | None = None
+    """With quantile, the clip norm of the first step. Required there."""
+    learning_rate: PositiveNumber | None = None
+    """With quantile, how fast the clip norm moves: by a factor exp(-learning_rate * (counted part - quantile)) a step.
+    null: 0.2."""
+    count_noise: PositiveNumber | None = None
+    """With quantile, standard deviation of the noise that is added to the count; above half the noise_multiplier.
+    null: a twentieth of the expected batch size, but at least noise_multiplier."""
+
+
 class Mechanism(Section):
     """What each step does to the gradients."""
 
-    clip_norm: PositiveNumber
-    """The most one unit moves the sum of gradients, in L2 (C)."""
+    clip_norm: Annotated[
+        Annotated[PositiveNumber, Tag(NUMBER)] | Annotated[Clipping, Tag(FIELDS)], Discriminator(_kind)
+    ]
+    """The most one unit moves the sum of gradients, in L2 (C): a number; or fields, with per_layer."""
     noise_multiplier: PositiveNumber | None = None
-    """Standard deviation of the noise divided by clip_norm (sigma). null: calibrated to the claim."""
+    """Standard deviation of the noise divided by clip_norm (sigma). null: calibrated to the claim. With
+    clip_norm.quantile it is that of gradients and count together: the gradients get a little more."""
     rng: Literal["csprng", "prng"] = "csprng"
     """Source of the noise: the operating system's, or a seeded generator for tests."""
+
+    @property
+    def total_clip_norm(self) -> float | None:
+        """C, over all layers together; with a quantile, of the first step. None where that is not stated."""
+        if not isinstance(self.clip_norm, Clipping):
+            return self.clip_norm
+        if isinstance(self.clip_norm.per_layer, dict):
+            return math.hypot(*self.clip_norm.per_layer.values())
+        return self.clip_norm.per_layer or self.clip_norm.initial
 
 
 class Sampling(Section):

@@ -14,6 +14,7 @@ Nor does it hold the rules of `tfdp.review`: fields that exclude or require each
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from tfdp.spec.choices import CHOICES
@@ -62,7 +63,7 @@ def _describe(value: dict[str, Any], name: str) -> None:
     value["description"] = " ".join(value["description"].split())
     if name in EXAMPLES:
         value["examples"] = EXAMPLES[name]
-    for part in (value, *value.get("anyOf", ()), value.get("items", {})):
+    for part in _parts(value):
         choices = part.get("enum", [part["const"]] if "const" in part else [])
         if choices and all(isinstance(choice, str) for choice in choices):
             part["enumDescriptions"] = [CHOICES[name][choice] for choice in choices]
@@ -72,6 +73,15 @@ def _describe(value: dict[str, Any], name: str) -> None:
             part["pattern"] = _DATE
         if part.get("type") == "string" and name in _LENGTHS:
             part["maxLength"] = _LENGTHS[name]
+
+
+def _parts(value: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A value, and whatever it may be or hold instead."""
+    yield value
+    inside = [*value.get("anyOf", ()), *value.get("oneOf", ())]
+    inside += [each for key in ("items", "additionalProperties") if isinstance(each := value.get(key), dict)]
+    for each in inside:
+        yield from _parts(each)
 
 
 def _draft_07(value: Any) -> Any:

@@ -154,7 +154,10 @@ def _mechanism(answers: Answers) -> list[_Line]:
     given = "sigma: standard deviation of the noise / clip_norm; null computes the least that keeps the claim"
     return [
         ("mechanism:", None),
-        (f"  clip_norm: {_number(answers.clip_norm)}", "C: the most that one unit moves a sum of gradients, in L2"),
+        (
+            f"  clip_norm: {_number(answers.clip_norm)}",
+            "C: the most one unit moves a sum of gradients, in L2; or per_layer",
+        ),
         (f"  noise_multiplier: {sigma}", calibrated if answers.noise_multiplier is None else given),
     ]
 

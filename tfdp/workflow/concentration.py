@@ -106,7 +106,9 @@ def measure_concentration(
     generator = system_generator()
     chosen = generator.choice(units.num_units, min(most_units, units.num_units), replace=False)
     most = spec.claim.privacy_unit.max_records_per_unit or 1
-    clip_norm = spec.mechanism.clip_norm
+    clip_norm = spec.mechanism.total_clip_norm
+    if clip_norm is None:
+        raise DataError("Expected a spec with a clip norm. Received: none. Write mechanism.clip_norm, such as 1.0.")
     arrays = [
         encode_texts(model, [records.texts[record] for record in units.of(unit)[:most].tolist()], sequence_length)
         for unit in chosen.tolist()
