@@ -74,7 +74,7 @@ class Model:
 
     name = "model"
     trainable_variables = (np.ones(3),)
-    optimizer = types.SimpleNamespace(variables=[], iterations=3)
+    optimizer = types.SimpleNamespace(variables=[], iterations=types.SimpleNamespace(numpy=lambda: 3))
 
     def get_weights(self):
         return list(self.trainable_variables)
