@@ -18,16 +18,18 @@ _ALLOWED = {
     "keras_private.py": {"from keras.src.random import seed_generator"},  # to see which models draw from Keras's own
     "models.py": {"np.random.default_rng(0)"},  # made-up records, on which a model is tried out
     "microbatches.py": {"np.random.default_rng(0)"},  # made-up records, on which steps are timed
-    "evaluation.py": {"np.random.default_rng(seed)"},  # resamples for an interval
+    "evaluation/perplexity.py": {"np.random.default_rng(seed)"},  # resamples for an interval
+    "evaluation/groups.py": {"np.random.default_rng([self.seed, index])"},  # the same, for a group
+    "workflow/audit.py": {"np.random.Generator", "np.random.default_rng(0)"},  # which units an audit looks at
+    "workflow/twin.py": {  # trained without privacy
+        "tf.data.Dataset.from_tensor_slices(arrays).shuffle(len(there))",
+    },
     "workflow/language_models.py": {"np.random.default_rng(0)"},  # weights of the small untrained model
     "demo/pretrain.py": {  # how the shipped public model was made
         "keras.utils.set_random_seed(0)",
         "np.random.default_rng(0)",
         "np.random.Generator",
         "generator.shuffle(starts)",
-    },
-    "demo/run.py": {  # the twin that is trained without privacy
-        "tf.data.Dataset.from_tensor_slices(records).shuffle(plan.num_units)",
     },
     "cli/checking/answers.py": {  # names of files that keep answers; it must not wait for numpy
         "import secrets",

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hmac
 import os
-import secrets
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tfdp.auditing import Canaries
+from tfdp.entropy import system_bytes
 from tfdp.errors import DataError, MisuseError
 from tfdp.files import atomic_write_text
 from tfdp.workflow.records import TextRecords, read_text_records, split_held_out
@@ -147,7 +147,7 @@ def start_record(
             )
         check_records(known, members, non_members, directory)
         return known
-    key = secrets.token_bytes(32)
+    key = system_bytes(32)
     record = RunRecord(
         data=data,
         model=model,
