@@ -2,9 +2,10 @@
 
 Asi and Liu (2024, "User-level differentially private stochastic convex optimization: efficient algorithms with optimal
 rates", arXiv 2311.03797) estimate the mean of concentrated gradients: outliers are removed first, and noise is added in
-proportion to tau, within which the gradients of most units lie, instead of the clip norm C. Their test of concentration
-wants 4n/5 of the n units, on average, within tau of a unit. So tau is taken here as the smallest distance that four
-fifths of the pairs of clipped unit gradients keep; a unit is not paired with itself, which only makes tau larger.
+proportion to tau, within which the gradients of most units lie, instead of the clip norm C. How many are most is a
+constant of the test, which we read as 4n/5 of the n units, on average, within tau of a unit. So tau is taken here as
+the smallest distance that four fifths of the pairs of clipped unit gradients keep; a unit is not paired with itself,
+which only makes tau larger.
 Something is gained only where tau is far below C: Chua et al. (2024) look for tau / C below a tenth.
 
 What is measured is an exact statistic of private data, which no epsilon covers.
