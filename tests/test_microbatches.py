@@ -5,6 +5,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tfdp
 from tfdp import microbatches
@@ -88,6 +89,26 @@ def test_what_was_found_is_remembered_for_the_same_question(plan_of, monkeypatch
     cache.write_text("{")
     assert not tfdp.time_microbatches(network, records, plan).remembered
     assert tfdp.time_microbatches(network, records, plan).remembered
+
+
+def test_users_of_several_records():
+    spec = {
+        "x": tf.TensorSpec([None, 1, 3, 5]),
+        "y": tf.TensorSpec([None, 1, 3], tf.int32),
+        "unit_weight": tf.TensorSpec([None, 1]),
+        "record_weight": tf.TensorSpec([None, 1, 3]),
+    }
+    shapes = {name: tuple(leaf.shape) for name, leaf in microbatches._made_up(spec, 4).items()}
+    assert shapes == {"x": (12, 5), "y": (12,), "unit_weight": (4,), "record_weight": (4, 3)}
+
+
+def test_the_model_is_left_as_it_was(plan_of):
+    network = keras.Sequential([keras.Input((5,)), keras.layers.Dropout(0.5, seed=1), keras.layers.Dense(3)])
+    network.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    before = [variable.numpy() for variable in network.variables]
+    tfdp.time_microbatches(network, Records(40), plan_of(num_units=40, batch=20))
+    for variable, value in zip(network.variables, before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value)
 
 
 def test_a_model_without_a_loss_is_refused(plan_of):

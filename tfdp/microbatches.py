@@ -6,7 +6,6 @@ The size changes neither what is computed nor what is private: nothing but shape
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import math
 import os
@@ -23,8 +22,9 @@ import tensorflow as tf
 
 from tfdp import __version__
 from tfdp.errors import MisuseError
-from tfdp.files import atomic_write_text, user_folder
+from tfdp.files import atomic_write_text, sha256_text, user_folder
 from tfdp.gradients import sums_function
+from tfdp.inspection.trials import restored
 from tfdp.plan import Plan
 from tfdp.sampling.batches import poisson_batches
 from tfdp.training import is_compiled
@@ -133,7 +133,8 @@ def time_microbatches(
         seconds = statistics.median(others)
         return Timing(size, first, seconds, seconds * (plan.expected_batch_size / size + (size > 1) / 2))
 
-    timings = _search(timing, max(1, min(_LARGEST, int(plan.truncated_batch_size or plan.expected_batch_size))))
+    with restored(model):  # forward passes move the seeds of dropout
+        timings = _search(timing, max(1, min(_LARGEST, int(plan.truncated_batch_size or plan.expected_batch_size))))
     if not timings:
         raise MisuseError(
             "Expected one unit to fit into memory. Received: an error that it does not. Shorten the records "
@@ -176,12 +177,11 @@ def _seconds(microbatch: Callable[[], Any]) -> float:
 def _made_up(spec: Any, size: int) -> dict[str, Any]:
     """A full microbatch of numbers that have nothing to do with the records; leaves [size * records, ...]."""
     generator = np.random.default_rng(0)
-    records = 2 if "record_weight" in spec else 1
+    # [microbatches, units, ...], and where units have several records [microbatches, units, records, ...].
+    counted = list(spec.get("record_weight", spec["unit_weight"]).shape[2:])
 
     def leaf(each: Any) -> Any:
-        shape = [size, *each.shape[2:]]
-        if records == 2:
-            shape = [shape[0] * shape[1], *shape[2:]]
+        shape = [size * math.prod(counted), *each.shape[2 + len(counted) :]]
         values = generator.normal(size=shape) if each.dtype.is_floating else generator.integers(0, 2, shape)
         return tf.constant(values, each.dtype)
 
@@ -189,8 +189,8 @@ def _made_up(spec: Any, size: int) -> dict[str, Any]:
     if "sample_weight" in spec:
         part["sample_weight"] = tf.nest.map_structure(lambda each: tf.ones_like(leaf(each)), spec["sample_weight"])
     part["unit_weight"] = tf.ones([size])
-    if "record_weight" in spec:
-        part["record_weight"] = tf.ones([size, spec["record_weight"].shape[2]])
+    if counted:
+        part["record_weight"] = tf.ones([size, *counted])
     return part
 
 
@@ -208,7 +208,7 @@ def _key(model: Any, spec: Any, plan: Plan, how: list[Any]) -> str:
         os.cpu_count(),
         [__version__, tf.__version__, keras.__version__],
     ]
-    return hashlib.sha256(json.dumps(known).encode()).hexdigest()
+    return sha256_text(json.dumps(known))
 
 
 def _file() -> Path | None:
