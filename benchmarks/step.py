@@ -33,6 +33,7 @@ import keras
 import keras_hub
 import numpy as np
 import tensorflow as tf
+from peers.protocol import BATCH, HEADS, LAYERS, RANK, TOKENS, VOCABULARY, WIDTH
 
 import tfdp
 from tfdp.callback import PrivacyCallback
@@ -41,7 +42,6 @@ from tfdp.gradients.uses import Outer
 from tfdp.gradients.vectorized import make_vectorized_keras_optimizer_class
 from tfdp.noise import GaussianNoise
 
-VOCABULARY, LAYERS, HEADS, WIDTH, BATCH, RANK = 8000, 4, 4, 256, 16, 8
 KINDS = ("plain", "private", "vectorized")
 MICROBATCHES = 16  # of the kinds "gradients" and "logical"
 
@@ -79,7 +79,7 @@ class Setting:
 
     model: str = "gpt2"
     train: str = "full"
-    tokens: int = 128
+    tokens: int = TOKENS
     xla: bool = False
 
 
@@ -307,7 +307,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=("gpt2", "bert", "llama"), default="gpt2")
     parser.add_argument("--train", choices=("full", "lora"), default="full")
-    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--tokens", type=int, default=TOKENS)
     parser.add_argument("--xla", action="store_true")
     parser.add_argument("--kinds", nargs="+", choices=STEPS, default=KINDS)
     parser.add_argument("--rounds", type=int, default=9)
