@@ -17,7 +17,7 @@ from scipy import stats
 
 from tfdp import noise
 from tfdp.errors import MisuseError
-from tfdp.noise import GaussianNoise, standard_normals
+from tfdp.noise import GaussianNoise, gaussians
 
 FALSE_ALARM = 1e-6
 Z = stats.norm.isf(FALSE_ALARM / 2)
@@ -67,7 +67,7 @@ class TestLaw:
 
     def test_neighbours_are_uncorrelated(self, source):
         values = sample(source, (200_000,), 1.0).astype(np.float64)
-        for lag in (1, 2, noise._CHUNK, noise._CHUNK + 1):
+        for lag in (1, 2, noise._CHUNK // 2, noise._CHUNK, noise._CHUNK + 1):  # half a piece: the other of a pair
             z = (values[lag:] * values[:-lag]).sum() / np.sqrt(len(values) - lag)
             assert abs(z) < Z + 0.3
 
@@ -87,16 +87,17 @@ class TestTransform:
 
     def expected(self, words):
         u = ((words[0] >> np.uint64(1)).astype(np.longdouble) + 0.5) * np.longdouble(2) ** -63
-        angle = (words[1].view(np.int64) >> 1).astype(np.longdouble) * np.longdouble(2) ** -63 * np.pi
-        radius, sign = np.sqrt(-2 * np.log(u)), 1 - 2 * (words[1] & np.uint64(1)).astype(float)
-        return np.array([sign * radius * np.cos(angle), radius * np.sin(angle)], float)
+        angle = words[1].view(np.int64).astype(np.longdouble) * np.longdouble(2) ** -63 * np.longdouble(np.pi)
+        radius = np.sqrt(-2 * np.log(u))
+        return np.array([radius * np.cos(angle), radius * np.sin(angle)], float)
 
-    def transformed(self, words):
-        return standard_normals(words.copy(), np.empty((4, words.shape[1]))).copy()
+    def transformed(self, words, stddev=1.0):
+        return gaussians(words.copy(), np.empty((4, words.shape[1])), stddev).copy()
 
     def test_is_the_formula(self):
         words = np.frombuffer(np.random.default_rng(3).bytes(16 * 5000), np.uint64).reshape(2, -1)
-        np.testing.assert_allclose(self.transformed(words), self.expected(words), rtol=0, atol=3e-13)  # 6e-14 * r
+        np.testing.assert_allclose(self.transformed(words), self.expected(words), rtol=0, atol=1e-14)
+        np.testing.assert_allclose(self.transformed(words, 7.3e11), 7.3e11 * self.expected(words), rtol=0, atol=7.3e-3)
 
     def test_every_word_gives_a_finite_value(self):
         ends = np.array([0, 1, 2, 2**62, 2**63 - 1, 2**63, 2**63 + 1, 2**64 - 2, 2**64 - 1], np.uint64)
@@ -134,7 +135,7 @@ class TestGrid:
     @pytest.mark.parametrize("size", [1, 1000, 2 * noise._CHUNK + 5])
     def test_is_the_noisy_sum_over_the_denominator(self, monkeypatch, size):
         """With all normals 0.75: (sum + 0.75 * stddev) / denominator, to one rounding."""
-        monkeypatch.setattr(noise, "standard_normals", lambda words, scratch: np.full(words.shape, 0.75))
+        monkeypatch.setattr(noise, "gaussians", lambda words, scratch, stddev: np.full(words.shape, 0.75 * stddev))
         totals = [np.random.default_rng(1).normal(size=size).astype(np.float32) * 10.0**i for i in (-6, 0, 6)]
         for total, mean in zip(totals, GaussianNoise().noisy_means(totals, 1.6, 7.0, step=1), strict=True):
             np.testing.assert_allclose(mean, (total.astype(float) + 1.2) / 7, rtol=1e-7, atol=1e-11)

@@ -42,9 +42,6 @@ _STEP_BITS = 38
 # Streams of "prng": for sums of gradients, and for counts.
 _SUMS, _COUNTS = "sums", "counts"
 
-# Taylor coefficients of sqrt(2) * sin(x) from x to x^13: to 3e-14 up to pi / 4.
-_SINE = tuple(math.sqrt(2) * (-1) ** k / math.factorial(2 * k + 1) for k in range(7))
-
 
 class GaussianNoise:
     """Independent Gaussian noise; no value is ever produced twice.
@@ -101,9 +98,11 @@ class GaussianNoise:
                 scratch.add(group, stddev, denominator)
 
         if self.seed is not None:
+            rounding = _rounding_step(stddev)
             for index, (total, mean) in enumerate(zip(sums, means, strict=True)):
-                normals = seeded_generator(self.seed, step, index).standard_normal(mean.size)
-                _add(total.reshape(-1), normals, mean.reshape(-1), np.empty(mean.size), stddev, denominator)
+                noise = seeded_generator(self.seed, step, index).standard_normal(mean.size)
+                noise *= stddev / rounding
+                _add(total.reshape(-1), noise, mean.reshape(-1), np.empty(mean.size), rounding, denominator)
         elif len(groups) == 1:
             work(groups)
         else:
@@ -125,12 +124,13 @@ class GaussianNoise:
         """
         stddev = _checked_stddev(stddev)
         result = np.empty(1)
+        rounding = _rounding_step(stddev)
         if self.seed is None:
-            normals = _Scratch(1).normals(1)
+            noise = _Scratch(1).gaussians(1, stddev / rounding)
         else:
             self._advance(step, _COUNTS)
-            normals = seeded_generator(self.seed, step, 0, for_count=True).standard_normal(1)
-        _add(np.array([count], np.float64), normals, result, np.empty(1), stddev, 1.0)
+            noise = seeded_generator(self.seed, step, 0, for_count=True).standard_normal(1) * (stddev / rounding)
+        _add(np.array([count], np.float64), noise, result, np.empty(1), rounding, 1.0)
         return float(result[0])
 
     def tensors(self, sums: Sequence[Any], stddev: float | Any, denominator: float, step: Any) -> list[Any]:
@@ -199,20 +199,21 @@ class _Scratch:
         self._words = WordBuffer(2 * pairs)
         self._floats = np.empty(4 * pairs)
 
-    def normals(self, count: int) -> npt.NDArray[np.float64]:
-        """[count] standard normals that nobody can foresee or draw again, until the next call."""
+    def gaussians(self, count: int, stddev: float) -> npt.NDArray[np.float64]:
+        """[count] Gaussian values that nobody can foresee or draw again, until the next call."""
         pairs = -(-count // 2)
         words = self._words.fill(2 * pairs).reshape(2, pairs)
-        return standard_normals(words, self._floats[: 4 * pairs].reshape(4, pairs)).reshape(-1)[:count]
+        return gaussians(words, self._floats[: 4 * pairs].reshape(4, pairs), stddev).reshape(-1)[:count]
 
     def add(self, group: _Group, stddev: float, denominator: float) -> None:
         """Writes the noisy means of a group."""
-        normals = self.normals(sum(len(mean) for _, mean in group))
-        room = self._floats[-len(normals) :]  # not where `normals` are
+        step = _rounding_step(stddev)
+        noise = self.gaussians(sum(len(mean) for _, mean in group), stddev / step)
+        room = self._floats[-len(noise) :]  # not where `noise` is
         for total, mean in group:
             count = len(mean)
-            _add(total, normals[:count], mean, room[:count], stddev, denominator)
-            normals = normals[count:]
+            _add(total, noise[:count], mean, room[:count], step, denominator)
+            noise = noise[count:]
 
 
 def _aligned(shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
@@ -242,63 +243,59 @@ def _groups(sums: Sequence[npt.NDArray[np.float32]], means: Sequence[npt.NDArray
     return groups
 
 
+def _rounding_step(stddev: float) -> float:
+    """What sums and noise are rounded to multiples of: a power of two."""
+    return math.ldexp(1.0, math.frexp(stddev)[1] - 1 - _STEP_BITS)
+
+
 def _add(
     total: npt.NDArray[Any],
-    normals: npt.NDArray[np.float64],
+    noise: npt.NDArray[np.float64],
     mean: npt.NDArray[Any],
     room: npt.NDArray[np.float64],
-    stddev: float,
+    step: float,
     denominator: float,
 ) -> None:
-    """Writes (total + stddev * normals) / denominator to `mean`. All are 1-D; overwrites `normals` and `room`."""
-    step = math.ldexp(1.0, math.frexp(stddev)[1] - 1 - _STEP_BITS)
-    np.multiply(total, 1.0 / step, out=room)
+    """Writes (total + step * noise) / denominator to `mean`. All are 1-D; overwrites `noise` and `room`."""
+    room[:] = total
+    room *= 1.0 / step
     np.rint(room, out=room)
-    normals *= stddev / step
-    np.rint(normals, out=normals)
-    normals += room
-    np.multiply(normals, step / denominator, out=mean, casting="same_kind")
+    np.rint(noise, out=noise)
+    noise += room
+    np.multiply(noise, step / denominator, out=mean, casting="same_kind")
 
 
-def standard_normals(words: npt.NDArray[np.uint64], scratch: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Two independent standard normals per pair of uniform words (Box and Muller 1958).
+def gaussians(
+    words: npt.NDArray[np.uint64], scratch: npt.NDArray[np.float64], stddev: float
+) -> npt.NDArray[np.float64]:
+    """Two independent Gaussian values per pair of uniform words (Box and Muller 1958).
 
-    With r = sqrt(-2 ln u), u from 63 bits of the first word, and the angle a in (-pi/2, pi/2) and a sign from the
-    second: +-r cos(a) and r sin(a). Both come from the sine of a / 2, a short polynomial.
+    r cos(a) and r sin(a) with r = stddev * sqrt(-2 ln u), u from 63 bits of the first word, and the angle a from the
+    second. One tangent serves both: t = tan(a / 2), cos(a) = 2 / (1 + t^2) - 1, sin(a) = 2 t / (1 + t^2).
 
     Args:
         words: [2, pairs]; overwritten.
         scratch: [4, pairs] to work in.
+        stddev: of the values.
 
     Returns:
         [2, pairs], the first rows of `scratch`.
     """
-    cosine, sine, radius, half = scratch
-    signs = words[1] << np.uint64(63)
+    cosine, sine, radius, tangent = scratch
     words[0] >>= np.uint64(1)
     radius[:] = words[0].view(np.int64)  # signed words convert faster
     radius += 0.5
     radius *= 2.0**-63
     np.log(radius, out=radius)
-    radius *= -2.0
+    radius *= -2.0 * stddev**2
     np.sqrt(radius, out=radius)
-    angles = words[1].view(np.int64)
-    angles >>= 1  # the lowest bit is the sign
-    half[:] = angles
-    half *= math.pi / 4 * 2.0**-62
-    square = np.multiply(half, half, out=cosine)
-    series = np.multiply(square, _SINE[-1], out=sine)
-    for coefficient in _SINE[-2:0:-1]:
-        series += coefficient
-        series *= square
-    series += _SINE[0]
-    half *= series  # h = sqrt(2) * sin(a / 2)
-    np.multiply(half, half, out=cosine)
-    np.subtract(2.0, cosine, out=sine)
-    np.sqrt(sine, out=sine)
-    sine *= half
-    sine *= radius  # sin(a) = h * sqrt(2 - h^2)
-    np.subtract(1.0, cosine, out=cosine)
-    cosine *= radius  # cos(a) = 1 - h^2
-    cosine.view(np.uint64)[:] ^= signs
+    tangent[:] = words[1].view(np.int64)
+    tangent *= math.pi / 2 * 2.0**-63
+    np.tan(tangent, out=tangent)
+    np.multiply(tangent, tangent, out=cosine)
+    cosine += 1.0
+    np.divide(radius, cosine, out=cosine)
+    cosine *= 2.0
+    np.multiply(cosine, tangent, out=sine)
+    cosine -= radius
     return scratch[:2]
