@@ -359,7 +359,9 @@ class PrivacyCallback(keras.callbacks.Callback):
         def run(iterator: Any) -> Any:
             try:
                 with contextlib.nullcontext() if strategy is None else strategy.scope():
-                    train_step.prepare(iterator)
+                    size = train_step.prepare(iterator)
+                    if size is not None and self._ledger is not None:
+                        self._ledger.append("microbatches", units=size)
                     with exact_products():
                         logs = train_function(iterator)
                         if not tf.config.experimental.get_synchronous_execution():

@@ -5,10 +5,10 @@ The size changes neither what is computed nor what is private: nothing but shape
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
+import re
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -58,15 +58,34 @@ class MicrobatchTimes:
     Attributes:
         timings: by size; without those that did not fit into memory.
         remembered: whether they are from an earlier search.
+        cut_short: whether the time was up before the search came to its end; more `seconds` make it look again.
+        not_saved: why a later search will not find them; None where it will, or was not to.
     """
 
     timings: tuple[Timing, ...]
     remembered: bool
+    cut_short: bool = False
+    not_saved: str | None = None
 
     @property
     def fastest(self) -> int:
         """The size whose batches are fastest."""
         return min(self.timings, key=lambda timing: timing.batch).size
+
+    @property
+    def told(self) -> str:
+        """What was found, on one line."""
+        best, *others = sorted(self.timings, key=lambda timing: timing.batch)
+        beside = ", ".join(f"{t.size}: {t.batch:.3g} s" for t in others)
+        firsts = dict.fromkeys(f"{pick(t.first for t in self.timings):.1f}" for pick in (min, max))
+        return (
+            f"Microbatches of {best.size} units: {best.batch:.3g} s a batch, "
+            + ("timed earlier on this machine" if self.remembered else "timed on made-up data")
+            + (f" ({beside})" if beside else "")
+            + f". A first call, with tracing and compilation, took {' to '.join(firsts)} s."
+            + (" The search was cut short." if self.cut_short else "")
+            + (f" It is not remembered: {self.not_saved}." if self.not_saved else "")
+        )
 
     def __str__(self) -> str:
         lines = ["| units | first call | microbatch | batch |", "|---|---|---|---|"]
@@ -84,8 +103,12 @@ def time_microbatches(
     hybrid: bool = False,
     jit_compile: bool | str = "auto",
     remember: bool = True,
+    seconds: float = 30.0,
 ) -> MicrobatchTimes:
     """Times clipped gradients of microbatches of 16 units, of fewer, and of more while that is faster.
+
+    No size is above that of a batch, or 1024. The model, its optimizer and every random generator are left as they
+    were, and no ledger is written.
 
         times = tfdp.time_microbatches(model, records, plan)
         batches = tfdp.poisson_batches(records, plan, microbatch_size=times.fastest)
@@ -97,7 +120,11 @@ def time_microbatches(
         batch_options: more arguments of `poisson_batches`.
         method, hybrid, jit_compile: as for `PrivacyCallback`.
         remember: read and write what was found in `$XDG_CACHE_HOME/tfdp/microbatches.json`, by model, shapes, machine
-            and versions.
+            and versions. A file that cannot be read or written costs another search, and no more.
+        seconds: after so long no further size is tried; the first one always is.
+
+    What XLA compiles (`jit_compile`) TensorFlow keeps between processes where it is told a folder before it is
+    imported: `TF_XLA_FLAGS=--tf_xla_persistent_cache_directory=DIR`. Graphs are traced anew in every process.
 
     Returns:
         Times of every size that was tried.
@@ -114,9 +141,10 @@ def time_microbatches(
     compiled = is_compiled(jit_compile)
     sums = sums_function(method, hybrid)
     key = _key(model, spec, plan, [method, hybrid, compiled])
-    kept = _read(key) if remember else None
+    largest = max(1, min(_LARGEST, int(plan.truncated_batch_size or plan.expected_batch_size)))
+    kept = _read(key, largest, seconds) if remember else None
     if kept is not None:
-        return MicrobatchTimes(kept, True)
+        return kept
 
     def timing(size: int) -> Timing | None:
         part = _made_up(spec, size)
@@ -133,19 +161,27 @@ def time_microbatches(
         seconds = statistics.median(others)
         return Timing(size, first, seconds, seconds * (plan.expected_batch_size / size + (size > 1) / 2))
 
+    end, cut_short = time.monotonic() + seconds, False
+
+    def late() -> bool:
+        nonlocal cut_short
+        cut_short = time.monotonic() > end
+        return cut_short
+
     with restored(model):  # forward passes move the seeds of dropout
-        timings = _search(timing, max(1, min(_LARGEST, int(plan.truncated_batch_size or plan.expected_batch_size))))
+        timings = _search(timing, largest, late)
     if not timings:
         raise MisuseError(
             "Expected one unit to fit into memory. Received: an error that it does not. Shorten the records "
             "(sequence_length), train fewer weights (LoRA), or take a smaller model."
         )
-    if remember:
-        _write(key, timings)
-    return MicrobatchTimes(timings, False)
+    not_saved = _write(key, timings, seconds if cut_short else None) if remember else None
+    return MicrobatchTimes(timings, False, cut_short, not_saved)
 
 
-def _search(timing: Callable[[int], Timing | None], largest: int) -> tuple[Timing, ...]:
+def _search(
+    timing: Callable[[int], Timing | None], largest: int, late: Callable[[], bool] = lambda: False
+) -> tuple[Timing, ...]:
     """Halves the size until that is clearly slower; then doubles it while it is faster, which memory pays for."""
     found: dict[int, Timing] = {}
 
@@ -159,10 +195,10 @@ def _search(timing: Callable[[int], Timing | None], largest: int) -> tuple[Timin
         return new.batch / best
 
     start = size = min(_FIRST, largest)
-    while size and (ratio(size) < _SLOWER or not found):
+    while size and not (found and late()) and (ratio(size) < _SLOWER or not found):
         size //= 2
     size = 2 * start
-    while start in found and size <= largest and ratio(size) < _FASTER:
+    while start in found and size <= largest and not late() and ratio(size) < _FASTER:
         size *= 2
     return tuple(found[size] for size in sorted(found))
 
@@ -195,16 +231,20 @@ def _made_up(spec: Any, size: int) -> dict[str, Any]:
 
 
 def _key(model: Any, spec: Any, plan: Plan, how: list[Any]) -> str:
+    """Names a question; the same name in another process, where functions lie elsewhere and layers are counted anew."""
     trained = {id(variable) for variable in model.trainable_variables}
     known = [
         type(model).__name__,
-        str(model.loss),
-        [(v.path, list(v.shape), str(v.dtype), id(v) in trained) for v in model.variables],
+        re.sub(r" at 0x[0-9a-fA-F]+", "", str(model.loss)),
+        [(re.sub(r"_\d+(?=/|$)", "", v.path), list(v.shape), str(v.dtype), id(v) in trained) for v in model.variables],
         [str(leaf) for leaf in tf.nest.flatten({name: spec[name] for name in spec if name != "tfdp"})],
         plan.expected_batch_size,
         plan.truncated_batch_size,
         how,
-        [device.device_type for device in tf.config.list_physical_devices()],
+        [
+            (each.device_type, tf.config.experimental.get_device_details(each).get("device_name"))
+            for each in tf.config.list_physical_devices()
+        ],
         os.cpu_count(),
         [__version__, tf.__version__, keras.__version__],
     ]
@@ -228,19 +268,33 @@ def _known() -> dict[str, Any]:
     return known if isinstance(known, dict) else {}
 
 
-def _read(key: str) -> tuple[Timing, ...] | None:
+def _read(key: str, largest: int, seconds: float) -> MicrobatchTimes | None:
+    """What a search of at least `seconds` left; None where there is nothing, or what a search leaves in no case."""
     try:
-        timings = tuple(Timing(int(size), *map(float, others)) for size, *others in _known()[key])
+        kept = _known()[key]
+        timings = tuple(Timing(size, *map(float, others)) for size, *others in kept["timings"])
+        ended = kept["cut_after"] is None
+        looks_enough = ended or seconds <= float(kept["cut_after"])
     except (KeyError, TypeError, ValueError):
         return None
-    return timings if timings and all(timing.size >= 1 for timing in timings) else None
+    clean = all(
+        type(each.size) is int
+        and 1 <= each.size <= largest
+        and all(math.isfinite(value) and value > 0 for value in (each.first, each.seconds, each.batch))
+        for each in timings
+    )
+    return MicrobatchTimes(timings, True, not ended) if timings and clean and looks_enough else None
 
 
-def _write(key: str, timings: tuple[Timing, ...]) -> None:
+def _write(key: str, timings: tuple[Timing, ...], cut_after: float | None) -> str | None:
+    """Remembers a search; says why it could not."""
     file = _file()
     if file is None:
-        return
-    with contextlib.suppress(OSError):  # a cache
+        return "there is no home folder and no XDG_CACHE_HOME"
+    kept = {"timings": [[t.size, t.first, t.seconds, t.batch] for t in timings], "cut_after": cut_after}
+    try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        entry = {key: [[t.size, t.first, t.seconds, t.batch] for t in timings]}
-        atomic_write_text(file, json.dumps({**_known(), **entry}))
+        atomic_write_text(file, json.dumps({**_known(), key: kept}))
+    except OSError as error:
+        return f"{file} cannot be written ({error.strerror or error})"
+    return None

@@ -89,18 +89,21 @@ class PrivateTrainStep:
         ticket, self._ticket = self._ticket, None
         return ticket is not None
 
-    def prepare(self, iterator: Any) -> None:
+    def prepare(self, iterator: Any) -> int | None:
         """Before the first run, outside of any graph: tries the model out, and creates the variables of its metrics.
 
         Args:
             iterator: over the dataset.
+
+        Returns:
+            Units in a microbatch; None where the first run is past.
 
         Raises:
             MisuseError: the data does not come from the sampler, or was made for another strategy.
             UnsupportedLayerError: the model carries one unit's data over to another.
         """
         if self._microbatch is not None:
-            return
+            return None
         spec: Any = getattr(iterator, "element_spec", None)
         _refuse_foreign(spec)
         check_batches(self._strategy, iterator)
@@ -116,6 +119,7 @@ class PrivateTrainStep:
         if self._plan.per_layer is not None:
             self._clip_norm = per_layer(self._model, self._plan.per_layer)
         self._microbatch = self._compiled_microbatch(any(metric.name != "loss" for metric in self._model.metrics))
+        return int(spec["unit_weight"].shape[1])
 
     def __call__(self, data: Any) -> dict[str, Any]:
         """Runs one step. `data` is an element of `tfdp.poisson_batches`."""

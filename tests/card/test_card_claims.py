@@ -38,6 +38,20 @@ def test_how_gradients_were_taken(run):
     assert check_card(run.directory) == []
 
 
+def test_how_many_units_a_forward_pass_held(run):
+    run.train(steps=0)
+    with Ledger.create_or_open(run.ledger, run.plan(), clock=run.clock) as ledger:
+        ledger.append("fit_begin", gradients="bookkeeping")  # which met no data
+        for units in (8, 8, 16):
+            ledger.append("fit_begin", gradients="bookkeeping")
+            ledger.append("microbatches", units=units)
+    run.train().export()
+    told = "book-keeping, in microbatches of 8; then book-keeping, in microbatches of 16"
+    assert run.card["provenance"]["gradients"] == told
+    assert told in run.markdown
+    assert check_card(run.directory) == []
+
+
 def test_the_sentence_holds_all_six_parts_and_rounds_up(run):
     run.train().export()
     claim = run.card["claim"]

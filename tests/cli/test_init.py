@@ -153,6 +153,26 @@ def test_a_warning_is_shown_where_it_stands_in_what_was_written(run):
     assert pathlib.Path("spec.yaml").read_text().splitlines()[line - 1].startswith("  delta: ")
 
 
+@pytest.mark.parametrize(
+    ("given", "comment"),
+    [("auto", "the fastest, found by timing; no effect on privacy"), ("16", "memory only; no effect on privacy")],
+)
+def test_units_in_a_forward_pass(run, given, comment):
+    code, out, _ = run("-", "--unit", "example", *CLAIM, "--microbatch-size", given)
+    assert code == 0
+    assert str(PrivacySpec.from_text(out).sampling.microbatch_size) == given
+    assert re.search(rf"^  microbatch_size: {given} +# {comment}$", out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "1.5", "automatic", "", "\u00b2"])
+def test_other_words_for_them_are_refused(run, given):
+    code, _, err = run("spec.yaml", "--unit", "example", *CLAIM, "--microbatch-size", given)
+    assert code == 2
+    told = " ".join(err.replace("│", " ").split())
+    assert f"Expected --microbatch-size of at least 1, or auto. Received: {given}" in told
+    assert not pathlib.Path("spec.yaml").exists()
+
+
 def test_an_existing_file_stays(run):
     pathlib.Path("spec.yaml").write_text("mine")
     arguments = ("spec.yaml", "--unit", "example", *CLAIM)

@@ -151,6 +151,7 @@ def test_a_release_that_the_claim_no_longer_covers():
         ("mechanism__clip_norm", {"per_layer": 2.0}),
         ("sampling__steps", 40),
         ("sampling__microbatch_size", 8),
+        ("sampling__microbatch_size", "auto"),
         ("accountant__name", "rdp"),
         ("evaluation__group_field", "language"),
         ("tuning", {"kind": "public"}),

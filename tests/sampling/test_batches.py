@@ -427,6 +427,15 @@ def test_records_and_plan_must_agree(plan, error):
         poisson_batches(numbered(10), plan)
 
 
+def test_a_size_that_is_to_be_timed_is_asked_for():
+    plan = FakePlan(10, 0.5, microbatch_size="auto")
+    with pytest.raises(
+        DataError, match=r"times = tfdp\.time_microbatches\(model, records, plan\), and poisson_batches\("
+    ):
+        poisson_batches(numbered(10), plan)
+    assert poisson_batches(numbered(10), plan, microbatch_size=3).element_spec["unit_weight"].shape[1] == 3
+
+
 def test_importing_the_room_does_not_import_tensorflow():
     code = "import sys, tfdp.sampling, tfdp.noise; print('tensorflow' in sys.modules or 'keras' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

@@ -90,7 +90,7 @@ VALUES: list[Any] = [
     math.inf, -math.inf, "", " ", "\n", "\x1c", "\u0085", "\ufeff", "\u00a0x", "x", "1.0", "4.5", "true", "null",
     "training", "example", "poisson", "private", "PS050", "PS050\n", "PS5", "ps050", "2030-01-31", "2030-01-31\n",
     "2030-1-31", "2030-01-31T00:00:00", "86400", "20300131", [], ["training"], ["x"], [1], [None], [[]], {}, {"x": 1},
-    ["training", "training"], [{}], {"kind": "none"}, {"name": "rdp"}, {"dataset_id": "d"},
+    "auto", ["training", "training"], [{}], {"kind": "none"}, {"name": "rdp"}, {"dataset_id": "d"},
     {"per_layer": 1}, {"per_layer": {}}, {"per_layer": {"a": 2.5}}, {"per_layer": {"a": -1}}, {"a": 2.5, " ": 1},
 ]  # fmt: skip
 

@@ -359,7 +359,18 @@ def other_runs(inputs: CardInputs) -> str:
 
 def gradients(record: LedgerRecord) -> str:
     """How per-unit gradients were taken, by the fits on the ledger."""
-    ways = dict.fromkeys(_way(fit) for fit in record.of_kind("fit_begin"))
+    fits: list[tuple[dict[str, Any], int | None]] = []
+    for entry in record.entries:
+        if entry["kind"] == "fit_begin":
+            fits.append((entry, None))
+        elif entry["kind"] == "microbatches" and fits:
+            fits[-1] = fits[-1][0], entry.get("units")
+    chosen = " (auto: chosen by time)" if record.plan.get("microbatch_size") == "auto" else ""
+    # A fit that met no data has no size, and says nothing where another one has.
+    told = [fit for fit in fits if fit[1] is not None] or fits
+    ways = dict.fromkeys(
+        _way(fit) + (f", in microbatches of {units}{chosen}" if units is not None else "") for fit, units in told
+    )
     return "; then ".join(ways) or "not stated"
 
 

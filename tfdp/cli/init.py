@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import pathlib
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -119,7 +119,9 @@ def init(
     truncated_batch_size: Annotated[int | None, _flag("Largest batch (truncated_poisson).", min=1, metavar="N")] = None,
     steps: Annotated[int | None, _flag("Noisy updates; or --epochs.", min=1, metavar="N")] = None,
     epochs: Annotated[float | None, _flag("Expected uses of a unit. Default: 10.")] = None,
-    microbatch_size: Annotated[int | None, _flag("Units per forward pass, for memory.", min=1, metavar="N")] = None,
+    microbatch_size: Annotated[
+        str | None, _flag("Units per forward pass, for memory; or auto: the fastest.", metavar="N")
+    ] = None,
     clip_norm: Annotated[float, typer.Option(help="C.")] = 1.0,
     noise_multiplier: Annotated[float | None, _flag("sigma. Default: calibrated when training begins.")] = None,
     accountant: Annotated[
@@ -161,13 +163,23 @@ def init(
             adjacency=adjacency.value,
             clip_norm=clip_norm,
             noise_multiplier=noise_multiplier,
-            microbatch_size=microbatch_size,
+            microbatch_size=_microbatch_size(microbatch_size),
             scheme=scheme.value,
             accountant=accountant.value,
         )
     )
     _check(text, output)
     _write(text, output)
+
+
+def _microbatch_size(given: str | None) -> int | Literal["auto"] | None:
+    if given is None:
+        return None
+    if given == "auto":
+        return "auto"
+    if not given.isdecimal() or int(given) < 1:
+        raise typer.BadParameter(f"Expected --microbatch-size of at least 1, or auto. Received: {given}.")
+    return int(given)
 
 
 class _Questions:

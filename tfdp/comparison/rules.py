@@ -92,7 +92,7 @@ SPEC_RULES: dict[str, Rule] = {
     "sampling.steps": PART_OF_THE_MECHANISM,
     "sampling.epochs": PART_OF_THE_MECHANISM,
     "sampling.truncated_batch_size": PART_OF_THE_MECHANISM,
-    "sampling.microbatch_size": always(UNCHANGED, "Memory only."),
+    "sampling.microbatch_size": always(UNCHANGED, "Memory and speed only."),
     "accountant.name": always(UNCHANGED, "Another way to compute the same bound."),
 }
 SPEC_WHOLE = frozenset({"tuning"})

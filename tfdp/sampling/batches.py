@@ -158,7 +158,8 @@ def poisson_batches(
         pad_value: for bare token records: the token that fills short ones.
         separator: for the selection random_chunk: a token to put between two records of a unit.
         microbatch_size: m, in units; by default the plan's, or 16, or less where the expected batch is smaller or a
-            unit has many records. It bounds memory and does not change what is computed.
+            unit has many records. It bounds memory and does not change what is computed. Needed where the plan says
+            "auto": see `tfdp.time_microbatches`.
 
     Returns:
         A `tf.data.Dataset` that refuses transformations (`map`, `batch`, `shuffle`, `cache`, ...) with `MisuseError`.
@@ -266,8 +267,10 @@ def _choose_microbatch_size(plan: SamplingPlan, size: int | Literal["auto"] | No
     size = plan.microbatch_size if size is None else size
     if size == "auto":
         raise DataError(
-            'Expected a number of units. Received: the microbatch size "auto". Let tfdp.time_microbatches(model, '
-            "records, plan) find it: poisson_batches(records, plan, microbatch_size=times.fastest)."
+            "Expected a microbatch size in units, as only the compiled model can be timed. Received: microbatch_size "
+            '"auto". Compile the model, then: times = tfdp.time_microbatches(model, records, plan), and '
+            "poisson_batches(records, plan, microbatch_size=times.fastest). tfdp train and tfdp.workflow do it by "
+            "themselves."
         )
     if size is None:
         expected = math.ceil(plan.expected_batch_size)

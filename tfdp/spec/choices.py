@@ -62,6 +62,7 @@ CHOICES: dict[str, dict[str, str]] = {
         "full_batch": "Every unit is in every batch.",
         "shuffle": "Fixed batches of a shuffled order; never passes review.",
     },
+    "Sampling.microbatch_size": {"auto": "The fastest number, found by timing made-up data before training."},
     "Accountant.name": {
         "pld": "Privacy loss distributions, the tightest.",
         "rdp": "Renyi differential privacy, faster and looser.",

@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 from tfdp.findings import Finding, Severity
 from tfdp.spec.choices import explained, meant_choice
 from tfdp.spec.documents import Document, Path, Position, ReadingError, dotted, finite_number
-from tfdp.spec.fields import FIELDS, MAX_COUNT, NUMBER
+from tfdp.spec.fields import KINDS, MAX_COUNT, NUMBER_IN_WORDS, WORD
 from tfdp.spec.hints import SPACE, without_space
 from tfdp.spec.naming import choices_at, closest, plain, section
 from tfdp.spec.notation import foreign_space, plain_space, shown_value
@@ -36,9 +36,8 @@ _CLAIM_FIELDS: tuple[Path, ...] = (
     ("claim", "adjacency"),
 )
 _CLAIM_WHY = "Epsilon, delta, unit and adjacency are one claim, and each without the others promises nothing."
-# Fields that take a number or fields.
-_EITHER = frozenset(("clip_norm", "per_layer"))
-_NUMBER = re.compile(r"\s*[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?\s*")
+# Fields that take a number or something else.
+_EITHER = frozenset(("clip_norm", "per_layer", "microbatch_size"))
 _OWN = "Write your own in its place, without the brackets."
 _PLACEHOLDER = re.compile(r"<[^<>]+>")
 _NO_NUMBER = re.compile(r"\s*[-+]?\.?(inf|nan|infinity)\s*", re.IGNORECASE)
@@ -164,7 +163,7 @@ def _texts(value: Any, path: Path = ()) -> Iterator[tuple[Path, str]]:
 def _path(detail: ErrorDetails) -> Path:
     """Where a fault is, without the kinds that pydantic names on the way."""
     loc = detail["loc"]
-    kinds = [bool(at) and loc[at - 1] in _EITHER and part in (NUMBER, FIELDS) for at, part in enumerate(loc)]
+    kinds = [bool(at) and loc[at - 1] in _EITHER and part in KINDS for at, part in enumerate(loc)]
     return tuple(part for part, kind in zip(loc, kinds, strict=True) if not kind)
 
 
@@ -188,12 +187,12 @@ def _explain(detail: ErrorDetails, path: Path, model: type[BaseModel], document:
     if kind == "finite_number" or (isinstance(value, float) and not math.isfinite(value)):
         return "PS002", f"expected a finite number, {received}", finite_number(path)
     if kind in ("float_type", "int_type"):
-        expected = f"expected {_KINDS[kind]}, {received}"
+        expected = f"expected {' or '.join((_KINDS[kind], *choices_at(model, path)))}, {received}"
         if isinstance(value, bool):
             return "PS002", expected, "Write the number: true and false are not 1 and 0 here."
         if isinstance(value, str) and len(value) <= _LONGEST and _NO_NUMBER.fullmatch(value):
             return "PS002", f"expected a finite number, received {value.strip()}.", finite_number(path)
-        if isinstance(value, str) and len(value) <= _LONGEST and _NUMBER.fullmatch(value):
+        if isinstance(value, str) and len(value) <= _LONGEST and NUMBER_IN_WORDS.fullmatch(value):
             return "PS002", expected, f"Write {value.strip()} without quotes."
         if isinstance(value, int):
             return (
@@ -218,6 +217,11 @@ def _explain_value(detail: ErrorDetails, path: Path, model: type[BaseModel], doc
     match kind:
         case "literal_error":
             choices = choices_at(model, path)
+            if detail["loc"][-1] == WORD:
+                close = closest(str(value), choices)
+                meant = f"Did you mean {close}?" if close else repaired("int_type", value, document.format)
+                expected = f"expected {' or '.join((_KINDS['int_type'], *choices))}, {received}"
+                return expected, meant or _help(model, path, document)
             if len(choices) == 1 and isinstance(path[-1], str):
                 quoted = "" if isinstance(value, str) else " in quotes"
                 what = f'the text "{value}", received the number {value}.' if str(value) in choices else None

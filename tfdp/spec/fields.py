@@ -23,12 +23,17 @@ OpenProbability = Annotated[float, Field(gt=0, lt=1)]
 # Written out, because what \s holds differs between the regular expressions of Python, Rust and ECMAScript.
 Text = Annotated[str, Field(pattern=r"[^\s\x1c-\x1f\x85\ufeff]")]
 
-# Which of two kinds a value is, a number or several fields, tells itself; pydantic puts the name of it into its paths.
-NUMBER, FIELDS = "<number>", "<fields>"
+# Which of two kinds a value is, a number or something else, tells itself; pydantic puts the name of it into its paths.
+NUMBER, FIELDS, WORD = KINDS = "<number>", "<fields>", "<word>"
+NUMBER_IN_WORDS = re.compile(r"\s*[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?\s*")
 
 
 def _kind(value: Any) -> str:
     return FIELDS if isinstance(value, dict | BaseModel) else NUMBER
+
+
+def _number_or_word(value: Any) -> str:
+    return WORD if isinstance(value, str) and not NUMBER_IN_WORDS.fullmatch(value[:200]) else NUMBER
 
 
 DataAccess = Literal["training", "tuning", "clip_selection", "evaluation"]
@@ -162,8 +167,12 @@ class Sampling(Section):
     """Expected number of times that a unit is used. Either this or steps."""
     truncated_batch_size: Count | None = None
     """Largest batch of truncated_poisson; a larger draw keeps a uniformly random part."""
-    microbatch_size: Count | None = None
-    """Units per forward pass. Has no effect on privacy."""
+    microbatch_size: (
+        Annotated[Annotated[Count, Tag(NUMBER)] | Annotated[Literal["auto"], Tag(WORD)], Discriminator(_number_or_word)]
+        | None
+    ) = None
+    """Units per forward pass, or auto: the fastest number, by a short timed search on made-up data. Has no effect on
+    privacy."""
 
 
 class Accountant(Section):

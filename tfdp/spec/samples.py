@@ -36,7 +36,7 @@ EXAMPLES: dict[str, list[Any]] = {
     "Sampling.steps": [1000],
     "Sampling.epochs": [10],
     "Sampling.truncated_batch_size": [320],
-    "Sampling.microbatch_size": [32],
+    "Sampling.microbatch_size": [32, "auto"],
     "Tuning.trials": [20],
     "Tuning.accounted": [False],
     "Evaluation.group_field": ["language"],

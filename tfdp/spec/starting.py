@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 _KINDS = {
     "example": "one record of the data; or sequence, document, user",
@@ -58,7 +59,7 @@ class Answers:
     truncated_batch_size: int | None = None
     steps: int | None = None
     epochs: float | None = None
-    microbatch_size: int | None = None
+    microbatch_size: int | Literal["auto"] | None = None
     accountant: str = "pld"
     deduplication: str = "none"
     tuning: str | None = None
@@ -185,7 +186,8 @@ def _sampling(answers: Answers) -> list[_Line]:
         steps = math.floor(answers.epochs / probability + 1e-9) if probability > 0 else 0
         lines.append((f"  epochs: {_number(answers.epochs)}", f"epochs / q = {steps} noisy updates"))
     if answers.microbatch_size is not None:
-        lines.append((f"  microbatch_size: {answers.microbatch_size}", "memory only; no effect on privacy"))
+        does = "the fastest, found by timing" if answers.microbatch_size == "auto" else "memory only"
+        lines.append((f"  microbatch_size: {answers.microbatch_size}", f"{does}; no effect on privacy"))
     return lines
 
 

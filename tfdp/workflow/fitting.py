@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tfdp.ledger import read_ledger
 from tfdp.plan import Plan
 
 if TYPE_CHECKING:
@@ -31,6 +33,9 @@ def private_fit(
 ) -> keras.callbacks.History:
     """Compiles `model` with a DP optimizer and fits it under `plan`, until the steps of the plan are spent.
 
+    Where the plan says `microbatch_size: auto`, the size that the ledger names is kept; without one, sizes are timed
+    first, on made-up data (`tfdp.time_microbatches`).
+
     A KerasHub preprocessor is taken off for the length of the fit: `records` are its arrays already (`encode_texts`).
 
     Args:
@@ -53,8 +58,8 @@ def private_fit(
     from tfdp.sampling.batches import poisson_batches
     from tfdp.workflow.progress import RemainingTime
 
+    options = dict(batch_options or {})
     with detached_preprocessor(model):
-        batches = poisson_batches(records, plan, **(batch_options or {}))
         if loss is None:
             # Per token of a text, not per position: what is shown is then comparable between lengths.
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="mean_with_sample_weight")
@@ -64,6 +69,9 @@ def private_fit(
             metrics=[],
             weighted_metrics=list(weighted_metrics),
         )
+        if plan.microbatch_size == "auto" and options.get("microbatch_size") is None:
+            options["microbatch_size"] = _timed_size(model, plan, records, options, Path(ledger), verbose)
+        batches = poisson_batches(records, plan, **options)
         private = PrivacyCallback(plan, ledger=ledger, checkpoint=checkpoint, save_freq=save_freq)
         listed = [private, *callbacks]
         if verbose:
@@ -76,6 +84,23 @@ def private_fit(
             shuffle=False,  # the sampler's order is the point; Keras warns about its default
             verbose=verbose,
         )
+
+
+def _timed_size(
+    model: Any, plan: Plan, records: Any, options: Mapping[str, Any], ledger: Path, verbose: int | str
+) -> int:
+    """Units of a microbatch: those of the run on the ledger, else what is fastest."""
+    from tfdp.microbatches import time_microbatches
+
+    noted = read_ledger(ledger).of_kind("microbatches") if ledger.exists() else []
+    if noted:
+        size, told = int(noted[-1]["units"]), f"Microbatches of {noted[-1]['units']} units, as in this run before."
+    else:
+        times = time_microbatches(model, records, plan, batch_options=options)
+        size, told = times.fastest, times.told
+    if verbose:
+        print(told, flush=True)
+    return size
 
 
 @contextlib.contextmanager
