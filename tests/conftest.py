@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import signal
 import textwrap
@@ -60,6 +61,16 @@ def plan_of():
         return _plan(num_units, batch, steps, noise, clip, rng, seed, more)
 
     return make
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _short_collections():
+    """What the modules before left behind is freed, and what stays is kept out of the collections to come.
+
+    A collection goes through every object of the process, and Keras asks for one whenever a variable is deleted.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

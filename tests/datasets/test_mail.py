@@ -6,11 +6,13 @@ import collections
 import csv
 import email
 import email.message
+import types
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tfdp.datasets import mail as mails
 from tfdp.datasets.archives import read_archive
 from tfdp.datasets.mail import MailCounts, MalformedMailError, addresses, parse_mail, select_mails
 
@@ -223,25 +225,39 @@ def contents(shared):
     return list(read_archive(shared / "data" / "enron" / "enron_inbox_subset.tar.gz"))
 
 
+@pytest.fixture(scope="module")
+def read(contents):
+    """One pass over the archive: counts, the mails that stay, all that were parsed, and the bytes that were not."""
+    counts, parsed, malformed = MailCounts(), [], []
+
+    def noted(content):
+        try:
+            parsed.append(parse_mail(content))
+        except MalformedMailError:
+            malformed.append(content)
+            raise
+        return parsed[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mails, "parse_mail", noted)
+        kept = list(select_mails(contents, counts))
+    return types.SimpleNamespace(counts=counts, kept=kept, parsed=parsed, malformed=malformed)
+
+
 class TestRealMails:
     """Counts that the description of the data sets states."""
 
-    def test_enron(self, contents):
-        counts = MailCounts()
-        kept = collections.Counter(one.sender for one in select_mails(contents, counts))
+    def test_enron(self, read):
+        counts, kept = read.counts, collections.Counter(one.sender for one in read.kept)
         assert counts.mails == 14465
         assert counts.malformed == {"sender is not an address": 18}
         assert counts.repeated == 1507
         assert counts.mails == 18 + 1507 + counts.forwarded + counts.without_text + counts.kept
         assert (counts.forwarded, counts.without_text, counts.kept, len(kept)) == (2130, 10, 10800, 5655)
 
-    def test_enron_headers(self, contents):
-        parsed, malformed = [], []
-        for content in contents:
-            try:
-                parsed.append(parse_mail(content))
-            except MalformedMailError:
-                malformed.append(email.message_from_bytes(content))
+    def test_enron_headers(self, contents, read):
+        parsed, malformed = read.parsed, [email.message_from_bytes(content) for content in read.malformed]
+        assert len(parsed) + len(malformed) == len(contents)
         left_out = collections.Counter(message["From"] for message in malformed)
         assert len(left_out) == 12
         senders = collections.Counter(one.sender for one in parsed)

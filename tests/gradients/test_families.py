@@ -219,7 +219,7 @@ def unused(model: Any, data: Any) -> list[Any]:
 
 def outcome(family: Family, task: str, trained: str, oracle: Any) -> Outcome:
     """What book-keeping makes of one model, and how far from the loop."""
-    keras.backend.clear_session()
+    keras.utils.clear_session(free_memory=False)  # names begin anew
     model = build(family, task)
     if trained == "LoRA":
         model.backbone.enable_lora(2, target_layer_names=family.lora)

@@ -123,12 +123,13 @@ def _cuts(model, x):
     return {names[key]: sorted(v.path.split("/")[-1] for v in variables) for key, variables in found.items()}
 
 
-def _agrees(oracle, model, data, *, weight=None, records_per_unit=1, jit_compile=False):
+def _agrees(oracle, model, data, *, weights=(None,), records_per_unit=1, jit_compile=False):
     reference = oracle.reference_of(model, data, records_per_unit)
     clip_norm = float(np.median(reference.norms))
     run = oracle.traced(model, clip_norm, hybrid=True, records_per_unit=records_per_unit, jit_compile=jit_compile)
-    weight = np.ones(len(reference.norms)) if weight is None else np.asarray(weight)
-    oracle.assert_agrees(run(data, weight), reference, clip_norm, weight)
+    for weight in weights:
+        weight = np.ones(len(reference.norms)) if weight is None else np.asarray(weight)
+        oracle.assert_agrees(run(data, weight), reference, clip_norm, weight)
 
 
 @pytest.mark.quick
@@ -136,9 +137,7 @@ def _agrees(oracle, model, data, *, weight=None, records_per_unit=1, jit_compile
 def test_a_layer_without_a_rule_between_two_with(oracle, jit_compile):
     model = _sandwich(oracle, Bent(name="bent"))
     assert _cuts(model, _x()) == {"bent": ["mixing", "scale"]}
-    data = _data(model, _x())
-    _agrees(oracle, model, data, jit_compile=jit_compile)
-    _agrees(oracle, model, data, weight=[1, 0, 1, 0], jit_compile=jit_compile)
+    _agrees(oracle, model, _data(model, _x()), weights=(None, [1, 0, 1, 0]), jit_compile=jit_compile)
 
 
 def test_two_records_a_unit_and_no_unit_at_all(oracle):
@@ -278,21 +277,26 @@ def test_dropout_is_that_of_the_one_forward_pass(oracle):
     ]
     assert oracle.distance(sums, wanted) < 1e-5
     # And in a graph, with masks that nobody fixed: what was measured is what is used.
-    for unit in range(UNITS):
-        weight = np.eye(UNITS)[unit]
-        sums, _, _ = oracle.traced(model, 1e-3, hybrid=True)((x, y), weight)
+    run = oracle.traced(model, 1e-3, hybrid=True)
+    for weight in np.eye(UNITS):
+        sums, _, _ = run((x, y), weight)
         assert np.linalg.norm(oracle.flat(sums)) == pytest.approx(1e-3, rel=1e-5)
 
 
-@pytest.mark.quick
-@pytest.mark.parametrize("jit_compile", [False, True])
-@pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])
-def test_a_unit_that_is_not_finite_touches_no_other(oracle, value, jit_compile):
+@pytest.fixture(scope="module", params=[False, True], ids=["graph", "compiled"])
+def bent_run(oracle, request):
+    """A model traced once, as in a run: its data, the loop over units, the clip norm and the traced function."""
     model = _sandwich(oracle, Bent())
-    x, y = _data(model, _x())
-    reference = oracle.reference_of(model, (x, y))
+    data = _data(model, _x())
+    reference = oracle.reference_of(model, data)
     clip_norm = float(np.median(reference.norms))
-    run = oracle.traced(model, clip_norm, hybrid=True, jit_compile=jit_compile)
+    return data, reference, clip_norm, oracle.traced(model, clip_norm, hybrid=True, jit_compile=request.param)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])
+def test_a_unit_that_is_not_finite_touches_no_other(oracle, bent_run, value):
+    (x, y), reference, clip_norm, run = bent_run
     for target, weight in [(x, np.ones(UNITS)), (x, np.array([1, 1, 0, 1])), (y, np.ones(UNITS))]:
         spoiled = target.copy()
         spoiled[2, 1] = value

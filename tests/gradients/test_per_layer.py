@@ -90,26 +90,25 @@ def test_one_unit_moves_every_layer_by_at_most_its_norm_and_all_by_at_most_their
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=["bookkeeping", "vectorized", "hybrid"])
-@pytest.mark.parametrize("harm", ["nan", "beyond float32"])
-def test_a_unit_that_is_not_finite_in_one_layer_contributes_to_none(oracle, engine, harm):
+def test_a_unit_that_is_not_finite_in_one_layer_contributes_to_none(oracle, engine):
     """The last layer's gradient stays finite: only the first layer's input is spoilt, through a zero weight."""
     model, (x, y) = small(oracle, *([Bent(name="bent")] if "hybrid" in engine else []))
     first = model.get_layer("first")
     kernel, bias = first.get_weights()
     kernel[0] = 0.0
     first.set_weights([kernel, bias])
-    spoilt = x.copy()
-    spoilt[2, 0, 0] = np.nan if harm == "nan" else 1e30  # times the zero weight: nan, or nothing at all
-    bounds = per_layer(model, 0.8)
-    function = oracle.traced(model, bounds, **engine)
-    sums, norms, _ = function((spoilt, y), np.ones(UNITS))
+    function = oracle.traced(model, per_layer(model, 0.8), **engine)
     without = np.ones(UNITS)
     without[2] = 0.0
     wanted, _, _ = function((x, y), without)
-    assert not np.isfinite(norms[2])
-    assert np.isfinite(np.delete(norms, 2)).all()
-    for got, want in zip(sums, wanted, strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-7)
+    for harm in (np.nan, 1e30):  # times the zero weight: nan, or nothing at all, but a norm beyond float32
+        spoilt = x.copy()
+        spoilt[2, 0, 0] = harm
+        sums, norms, _ = function((spoilt, y), np.ones(UNITS))
+        assert not np.isfinite(norms[2])
+        assert np.isfinite(np.delete(norms, 2)).all()
+        for got, want in zip(sums, wanted, strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-7)
 
 
 def test_a_number_is_divided_evenly_among_the_layers_that_train(oracle):
