@@ -180,8 +180,8 @@ def gradients_step(setting: Setting) -> Callable[[], Any]:
 
 
 def forced_step(setting: Setting, materialise: bool) -> Callable[[], Any]:
-    """`private_step` with one form of the norms, where book-keeping would choose between two."""
-    with unittest.mock.patch.object(Outer, "materialise_is_cheaper", materialise):
+    """`private_step` with one form of the norms, where book-keeping would choose between them."""
+    with unittest.mock.patch.multiple(Outer, materialise_is_cheaper=materialise, is_formed_in_turn=False):
         step = private_step(setting)
         step()  # traced with it
     return step

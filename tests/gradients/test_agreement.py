@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tfdp.gradients import combining, uses
+
 COUNT = 8
 MODELS = [
     ("gpt2", 0),
@@ -44,6 +46,32 @@ def test_every_model_agrees_with_the_loop(case, oracle, kind, lora):
     assert clip_norm in norms
     result = oracle.private(model, oracle.rows(data, 0, 3), clip_norm)
     oracle.assert_agrees(result, reference.first(3), clip_norm)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "llama_tied", "masked"])
+def test_kernels_formed_in_turn_agree_with_the_loop(case, oracle, monkeypatch, kind):
+    """As large kernels are: here all, tied tables too, with padding and a unit that is not finite among the units."""
+    formed = []
+    turn = combining.formed
+    monkeypatch.setattr(uses, "LARGE", 0)
+    monkeypatch.setattr(combining, "formed", lambda of_one, unit: formed.append(of_one) or turn(of_one, unit))
+    model, data, reference, clip_norm = case(kind, 0)
+    weight = np.array([1, 0, 1, 1, 0, 1, 1, 0])
+    run = oracle.traced(model, clip_norm)
+    oracle.assert_agrees(run(data, weight), reference, clip_norm, weight)
+    assert len(formed) > 3
+    assert any(len(of_one) == 2 for of_one in formed) == (kind != "llama")  # of a table and the kernel tied to it
+
+
+def test_kernels_formed_in_turn_leave_out_a_unit_that_is_not_finite(case, oracle, monkeypatch):
+    monkeypatch.setattr(uses, "LARGE", 0)
+    model, data, reference, clip_norm = case("gpt2", 0)
+    x, y, sample_weight = oracle.rows(data, 0, 3)
+    sample_weight = np.asarray(sample_weight, "float32").copy()
+    sample_weight[1] = np.nan
+    sums, norms, _ = oracle.private(model, (x, y, sample_weight), clip_norm)
+    assert np.isfinite(norms).tolist() == [True, False, True]
+    assert oracle.distance(sums, reference.first(3).sums(clip_norm, np.array([1, 0, 1]))) < 1e-4
 
 
 @pytest.mark.parametrize(("kind", "lora"), [("gpt2", 0), ("llama", 2), ("bert", 0)])

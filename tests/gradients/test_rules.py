@@ -6,6 +6,7 @@ Each case is one call of one layer; the loss is a fixed random projection of wha
 from __future__ import annotations
 
 import dataclasses
+import unittest.mock
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfdp.gradients import rules, taps, uses
+from tfdp.gradients import combining, rules, taps, uses
 from tfdp.gradients.bookkeeping import output_gradients, uses_by_variable
 from tfdp.gradients.clipping import Factors
 from tfdp.keras_private import HUB_ROOT_MEAN_SQUARE_NORMS, hub_class
@@ -226,15 +227,27 @@ def _check(layer: Any, x: np.ndarray, call: Callable[[Any, Any], Any], records_p
     largest = max(np.abs(gradient).max() for unit in expected for gradient in unit)
     for variable, column in zip(variables, zip(*expected, strict=True), strict=True):
         wanted = np.stack(column)
-        merged = uses.merged(found[id(variable)])
+        merged = combining.merged(found[id(variable)])
         scale = max(np.abs(wanted).max(), 1e-3 * largest)  # the bias of keys has no gradient, only rounding
         norms = np.sum(wanted.reshape(units, -1).astype(np.float64) ** 2, 1)
-        np.testing.assert_allclose(uses.squared_norm(merged), norms, rtol=2e-5, atol=1e-6 * scale**2)
+        np.testing.assert_allclose(combining.squared_norm(merged), norms, rtol=2e-5, atol=1e-6 * scale**2)
         summed = np.tensordot(weights, wanted, 1)
-        got = tf.reshape(uses.weighted_sums([merged], [factors])[0], variable.shape)
+        got = tf.reshape(combining.weighted_sums([merged], [factors])[0], variable.shape)
         np.testing.assert_allclose(got, summed, rtol=1e-4, atol=1e-5 * scale)
         held = sum(tf.reshape(use.per_unit(), wanted.shape).numpy() for use in merged)
         np.testing.assert_allclose(held, wanted, rtol=1e-4, atol=1e-5 * scale)
+
+    # All together, with kernels formed for one unit after the other wherever that is possible.
+    flat = np.stack([np.concatenate([gradient.ravel() for gradient in unit]) for unit in expected]).astype(np.float64)
+    norms = np.linalg.norm(flat, axis=1)
+    clip_norm = float(np.median(norms))
+    with unittest.mock.patch.object(uses.Outer, "is_formed_in_turn", property(lambda use: use.rows.shape[1] > 1)):
+        merged = [combining.merged(found[id(variable)]) for variable in variables]
+        sums, got_norms = combining.clipped(merged, clip_norm, tf.ones([units]))
+    np.testing.assert_allclose(got_norms, norms, rtol=2e-5, atol=1e-6 * largest)
+    clipped = np.sum(flat * np.minimum(1, clip_norm / np.maximum(norms, 1e-12))[:, None], 0)
+    got = np.concatenate([np.ravel(total) for total in sums])
+    np.testing.assert_allclose(got, clipped, rtol=1e-4, atol=1e-5 * largest)
 
 
 @pytest.mark.quick
@@ -413,10 +426,10 @@ def test_terms_that_cancel_leave_no_negative_norm():
     ids, columns = tf.zeros([1, 2], tf.int32), tf.constant([[[1.0, 2.0], [-1.0, -2.0]]])
     table = uses.gather(ids, columns * 1e3, 3, 1)
     kernel = uses.outer(tf.constant([[[1.0, 0.0, 0.0]]]), tf.zeros([1, 1, 2]), (3, 2), 1)
-    assert uses.squared_norm([table, kernel]).numpy() == [0.0]
+    assert combining.squared_norm([table, kernel]).numpy() == [0.0]
 
     class Rounded:
         def squared_norm(self):
             return tf.constant([-1e-6, np.nan, 4.0])
 
-    np.testing.assert_array_equal(uses.squared_norm([Rounded()]), [0.0, np.nan, 4.0])
+    np.testing.assert_array_equal(combining.squared_norm([Rounded()]), [0.0, np.nan, 4.0])

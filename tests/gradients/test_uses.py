@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdp.gradients import clipped_gradients, uses
+from tfdp.gradients import clipped_gradients, combining, uses
 from tfdp.gradients.clipping import clip_factors
 
 MARGIN = 1 + 1e-3
@@ -15,9 +15,9 @@ MARGIN = 1 + 1e-3
 
 def _clipped(found, clip_norm=1.0):
     """(norms, [size of each unit's clipped gradient]) of the uses of one variable, each unit alone in its batch."""
-    merged = uses.merged(found)
-    factors, norms = clip_factors(uses.squared_norm(merged), clip_norm, tf.ones([1]))
-    return norms.numpy(), float(np.linalg.norm(np.asarray(uses.weighted_sums([merged], [factors])[0], np.float64)))
+    merged = combining.merged(found)
+    factors, norms = clip_factors(combining.squared_norm(merged), clip_norm, tf.ones([1]))
+    return norms.numpy(), float(np.linalg.norm(np.asarray(combining.weighted_sums([merged], [factors])[0], np.float64)))
 
 
 def _nearly_opposite(generator, size, spread, tokens=2):
@@ -74,7 +74,7 @@ def test_two_uses_of_a_table_that_cancel(jit_compile, spread):
     @tf.function(autograph=False, jit_compile=jit_compile)
     def squared(columns, opposite):
         table = uses.Gather(tf.constant([[4]]), columns, 7)
-        return uses.squared_norm([table, uses.Outer(tf.constant(rows), opposite, (7, 8))])
+        return combining.squared_norm([table, uses.Outer(tf.constant(rows), opposite, (7, 8))])
 
     columns = tf.constant(np.float32([[column]]))
     opposite = tf.constant(np.float32([[-column + spread]]))
@@ -83,6 +83,35 @@ def test_two_uses_of_a_table_that_cancel(jit_compile, spread):
     assert exact / MARGIN <= norm <= exact + 5.0
     found = [uses.Gather(tf.constant([[4]]), columns, 7), uses.Outer(tf.constant(rows), opposite, (7, 8))]
     assert _clipped(found)[1] <= MARGIN
+
+
+@pytest.mark.parametrize("spread", [1.0, 20.0, 2e3])
+def test_what_is_formed_in_turn_is_what_is_measured(monkeypatch, spread):
+    """Tokens of a kernel that cancel, and cancel with the table that it is tied to."""
+    monkeypatch.setattr(uses, "LARGE", 0)
+    generator = np.random.default_rng(5)
+    rows = generator.normal(size=(1, 2, 7)).astype("float32")
+    columns = _nearly_opposite(generator, 8, spread)
+    columns[0, 1] *= -1
+    rows[0, 1] = rows[0, 0]
+    table = uses.Gather(tf.constant([[4, 2]]), tf.constant(-np.float32(rows[:, 0, [4, 2], None] * columns[:, 0])), 7)
+    merged = [table, uses.Outer(tf.constant(rows), tf.constant(columns), (7, 8))]
+    assert combining.is_formed_in_turn(merged)
+    exact = np.float64(rows[0]).T @ np.float64(columns[0])
+    exact[[4, 2]] += np.float64(table.columns[0])
+    (total,), norms = combining.clipped([merged], 1e-3, tf.ones([1]))
+    assert np.linalg.norm(np.float64(total)) <= 1e-3 * MARGIN
+    assert float(norms[0]) == pytest.approx(np.linalg.norm(exact), rel=1e-3)
+
+
+def test_a_number_outside_the_table_has_no_norm_in_turn_either(monkeypatch):
+    monkeypatch.setattr(uses, "LARGE", 0)
+    monkeypatch.setattr(tf, "tensor_scatter_nd_add", lambda gradient, places, columns: gradient)  # as on other devices
+    table = uses.Gather(tf.constant([[1, 2], [1, 9]]), tf.ones([2, 2, 8]), 7)
+    kernel = uses.Outer(tf.ones([2, 2, 7]), tf.ones([2, 2, 8]), (7, 8))
+    (total,), norms = combining.clipped([[table, kernel]], 1.0, tf.ones([2]))
+    assert np.isnan(norms).tolist() == [False, True]
+    assert np.linalg.norm(total) <= MARGIN
 
 
 @pytest.mark.parametrize("tokens", [1, 2])

@@ -101,6 +101,15 @@ def test_the_form_shown_is_the_form_used(monkeypatch, cheaper):
     assert row.flops == 2 * BATCH * (40 * 24 if cheaper else TOKENS**2 * (40 + 24))
 
 
+def test_a_large_kernel_is_formed_one_unit_at_a_time(monkeypatch):
+    """The products are those of a plain step; each unit's kernel is written, which a plain step does once."""
+    monkeypatch.setattr(uses, "LARGE", 40 * 24)
+    row = _row(tfdp.explain(_dense(40, 24), batch_size=BATCH), "dense")
+    assert row.forms == {"kernel": "one unit at a time"}
+    assert row.flops == 0
+    assert row.bytes >= 4 * 40 * 24 * (BATCH - 1)
+
+
 def _gpt2():
     shape = {"vocabulary_size": 11, "num_layers": 1, "num_heads": 2, "hidden_dim": 8, "intermediate_dim": 12}
     backbone = keras_hub.models.GPT2Backbone(max_sequence_length=6, **shape)

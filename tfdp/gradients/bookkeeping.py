@@ -12,8 +12,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdp.errors import UnsupportedLayerError
-from tfdp.gradients import hybrid, taps, uses, vectorized
-from tfdp.gradients.clipping import ClipNorm, factors_of_variables
+from tfdp.gradients import combining, hybrid, taps, uses, vectorized
+from tfdp.gradients.clipping import ClipNorm
 from tfdp.gradients.losses import per_unit_losses
 
 
@@ -81,10 +81,8 @@ def clipped_sums(
     _refuse(recording.read_outside(variables), "are read outside the call of the layer that holds them")
     found = uses_by_variable(recording, output_gradients(recording, total), units)
     _refuse([v for v in variables if id(v) not in found], "take no part in the loss")
-    merged = [uses.merged(found[id(variable)]) for variable in variables]
-    squared_norms = [uses.squared_norm(each) for each in merged]
-    factors, norms = factors_of_variables(squared_norms, clip_norm, unit_weight)
-    weighted = uses.weighted_sums(merged, factors)
+    merged = [combining.merged(found[id(variable)]) for variable in variables]
+    weighted, norms = combining.clipped(merged, clip_norm, unit_weight)
     sums = [tf.reshape(total, variable.shape) for total, variable in zip(weighted, variables, strict=True)]
     return sums, norms, tf.where(unit_weight > 0, losses, 0.0), y_pred
 

@@ -90,6 +90,36 @@ def clip_factors(squared_norms: Any, clip_norm: float | Any, unit_weight: Any) -
     return Factors(values, tf.reduce_all(finite)), tf.where(unit_weight > 0, norms, 0.0)
 
 
+def groups_of(clip_norm: ClipNorm, variables: int) -> tuple[int, ...]:
+    """The group that each variable is clipped with; there is one group unless the clip norm is per layer."""
+    return clip_norm.group_of if isinstance(clip_norm, PerLayer) else (0,) * variables
+
+
+def sums_of_groups(squared_norms: Sequence[Any], clip_norm: ClipNorm) -> list[Any]:
+    """Squared norm [units] of each group, from those of the variables."""
+    if not isinstance(clip_norm, PerLayer):
+        return [tf.add_n(squared_norms)]
+    return [
+        tf.add_n([squared_norms[place] for place in clip_norm.members(group)]) for group in range(len(clip_norm.norms))
+    ]
+
+
+def factors_of_groups(of_groups: Sequence[Any], clip_norm: ClipNorm, unit_weight: Any) -> tuple[list[Factors], Any]:
+    """The factors of each group of variables, and the norms [units] of all variables together.
+
+    Args:
+        of_groups: squared norm [units] float32 of each group.
+    """
+    if not isinstance(clip_norm, PerLayer):
+        factors, norms = clip_factors(of_groups[0], clip_norm, unit_weight)
+        return [factors], norms
+    norms = tf.sqrt(tf.add_n(of_groups))
+    everywhere = tf.where(tf.math.is_finite(norms), unit_weight, 0.0)
+    pairs = zip(of_groups, clip_norm.norms, strict=True)
+    factors = [clip_factors(squared, norm, everywhere)[0] for squared, norm in pairs]
+    return factors, tf.where(unit_weight > 0, norms, 0.0)
+
+
 def factors_of_variables(
     squared_norms: Sequence[Any], clip_norm: ClipNorm, unit_weight: Any
 ) -> tuple[list[Factors], Any]:
@@ -98,18 +128,8 @@ def factors_of_variables(
     Args:
         squared_norms: [units] float32, of each variable.
     """
-    if not isinstance(clip_norm, PerLayer):
-        factors, norms = clip_factors(tf.add_n(squared_norms), clip_norm, unit_weight)
-        return [factors] * len(squared_norms), norms
-    of_groups = [
-        tf.add_n([squared_norms[place] for place in clip_norm.members(group)]) for group in range(len(clip_norm.norms))
-    ]
-    norms = tf.sqrt(tf.add_n(of_groups))
-    everywhere = tf.where(tf.math.is_finite(norms), unit_weight, 0.0)
-    factors_of = [
-        clip_factors(squared, norm, everywhere)[0] for squared, norm in zip(of_groups, clip_norm.norms, strict=True)
-    ]
-    return [factors_of[group] for group in clip_norm.group_of], tf.where(unit_weight > 0, norms, 0.0)
+    factors, norms = factors_of_groups(sums_of_groups(squared_norms, clip_norm), clip_norm, unit_weight)
+    return [factors[group] for group in groups_of(clip_norm, len(squared_norms))], norms
 
 
 def centred_count(norms: Any, clip_norm: Any, unit_weight: Any) -> Any:

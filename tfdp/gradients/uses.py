@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdp import keras_private
-from tfdp.gradients.clipping import Factors, kept, scaled
+from tfdp.gradients.clipping import Factors, scaled
 
 # The largest squared norm of a factor that is trusted: the products of two have to fit float32.
 LARGEST_SQUARE = 1e30
@@ -28,6 +28,8 @@ SMALLEST_SQUARE = 2.0**-126
 CANCELLED = 2.0**-11
 # One rounding in the clipped sum, with room for the order in which it is added up.
 ROUNDING = 4 * 2.0**-24
+# Per-unit kernels of so many values are never held for all units at once: they would not stay in a cache.
+LARGE = 2**20
 
 
 def _float32(value: Any) -> Any:
@@ -42,7 +44,7 @@ def _by_unit(value: Any, units: int, tail: int) -> Any:
     return tf.reshape(value, [units, tokens, *tail_shape])
 
 
-def _squares(gradient: Any) -> Any:
+def squares(gradient: Any) -> Any:
     """[units, ...] -> [units], the sum of squares."""
     axes = list(range(1, len(gradient.shape)))
     if keras_private.is_compiled_by_xla():  # which cannot, and fuses the squares into the sum itself
@@ -75,6 +77,18 @@ class Outer:
         tokens, d, p = self.rows.shape[1], self.rows.shape[2], self.columns.shape[2]
         return tokens == 0 or d * p <= tokens * (d + p) * min(tokens / 32, 1.75)
 
+    @property
+    def is_formed_in_turn(self) -> bool:
+        """Whether per-unit kernels are formed one after the other, once the norms of all other variables are known.
+
+        Such a kernel is measured, scaled and added while it is in the cache, so that its passes cost less: as much as a
+        Gram product of about 100 tokens, for the tied table of `make bench`. XLA is not given such a loop.
+        """
+        tokens, d, p = self.rows.shape[1], self.rows.shape[2], self.columns.shape[2]
+        if tokens == 1 or keras_private.is_compiled_by_xla():
+            return False
+        return LARGE <= d * p <= 2.5 * tokens * (d + p)
+
     def squared_norm(self) -> Any:
         """[units], never less than that of the gradient as float32 adds it up."""
         if self.rows.shape[1] == 1:
@@ -82,7 +96,7 @@ class Outer:
             return of_rows[:, 0] * of_columns[:, 0] + self._beyond_squares(of_rows, of_columns)
         if self.materialise_is_cheaper:
             self.materialised = tf.matmul(self.rows, self.columns, transpose_a=True)
-            return _squares(self.materialised)
+            return squares(self.materialised)
         # Not before the backward pass: it would only lie there.
         with tf.control_dependencies([self.rows, self.columns]):
             rows = tf.matmul(self.rows, self.rows, transpose_b=True)
@@ -119,7 +133,8 @@ class Outer:
         largest = tf.maximum(tf.reduce_max(of_rows, 1), tf.reduce_max(of_columns, 1))
         return tf.where(largest > LARGEST_SQUARE, float("nan"), tf.where(lost > 1e-20, lost, 0.0))
 
-    def _shaped(self, gradient: Any, leading: Sequence[int]) -> Any:
+    def shaped(self, gradient: Any, leading: Sequence[int] = ()) -> Any:
+        """[*leading, d, p] as the variable is laid out."""
         if self.permutation is None:
             return tf.reshape(gradient, [*leading, *self.shape])
         unpermuted = [0] * len(self.shape)
@@ -139,7 +154,7 @@ class Outer:
     def weighted_sum(self, factors: Factors) -> Any:
         if self.materialised is not None:
             flat = tf.reshape(self.materialised, [self.materialised.shape[0], -1])
-            return self._shaped(tf.matmul(factors.values[None, :], flat), [])
+            return self.shaped(tf.matmul(factors.values[None, :], flat), [])
         rows, columns = self.rows, self.columns
         if self.large_operand == "columns":
             rows = scaled(rows, factors)
@@ -147,11 +162,11 @@ class Outer:
             columns = scaled(columns, factors)
         rows = tf.reshape(rows, [-1, rows.shape[2]])
         columns = tf.reshape(columns, [-1, columns.shape[2]])
-        return self._shaped(tf.matmul(rows, columns, transpose_a=True), [])
+        return self.shaped(tf.matmul(rows, columns, transpose_a=True), [])
 
     def per_unit(self) -> Any:
         gradient = tf.matmul(self.rows, self.columns, transpose_a=True)
-        return self._shaped(gradient, [gradient.shape[0]])
+        return self.shaped(gradient, [gradient.shape[0]])
 
     def is_laid_out_like(self, other: Outer) -> bool:
         return self.permutation == other.permutation and self.rows.shape[2] == other.rows.shape[2]
@@ -177,7 +192,7 @@ class Gather:
     def shape(self) -> tuple[int, ...]:
         return (self.vocabulary, self.columns.shape[2])
 
-    def _known(self) -> Any:
+    def known(self) -> Any:
         """[units] 0, or NaN where a number is outside the table."""
         inside = tf.logical_and(self.ids >= 0, self.ids < self.vocabulary)
         return tf.where(tf.reduce_all(inside, 1), 0.0, float("nan"))
@@ -190,7 +205,7 @@ class Gather:
         # The clipped sum rounds every term before they cancel; one term alone, or two exact opposites, it cannot spoil.
         exact = tf.logical_or(count == 1, tf.logical_and(count == 2, of_row == 0))
         spread = tf.where(exact, 0.0, ROUNDING**2 * count * tf.reduce_sum(self.columns**2, 2))
-        return self._known() + tf.reduce_sum(of_row / count + spread, 1)
+        return self.known() + tf.reduce_sum(of_row / count + spread, 1)
 
     def cross(self, other: Outer) -> Any:
         """Inner product [units] with a use of the same table as a kernel (a tied output projection)."""
@@ -208,7 +223,7 @@ class Gather:
 
     def per_unit(self) -> Any:
         gradient = tf.matmul(tf.one_hot(self.ids, self.vocabulary), self.columns, transpose_a=True)
-        return gradient + self._known()[:, None, None]
+        return gradient + self.known()[:, None, None]
 
     def merge(self, other: Gather) -> Gather:
         columns = tf.concat([self.columns, other.columns], 1)
@@ -226,7 +241,7 @@ class Direct:
     shape: tuple[int, ...]
 
     def squared_norm(self) -> Any:
-        return _squares(self.gradient)
+        return squares(self.gradient)
 
     def _padded(self, gradient: Any, axis: int) -> Any:
         missing = self.shape[0] - gradient.shape[axis] if self.shape else 0
@@ -268,70 +283,3 @@ def direct(token_gradients: Any, shape: Sequence[int], units: int) -> Direct:
     """A `Direct` from [batch, ..., *shape]: summed over every axis between batch and the variable's own."""
     shape = tuple(shape)
     return Direct(tf.reduce_sum(_by_unit(_float32(token_gradients), units, len(shape)), 1), shape)
-
-
-def merged(uses: Sequence[Use]) -> list[Use]:
-    """One use per kind; kernels whose factors cannot be concatenated are held per unit and added."""
-    kinds: dict[type, Any] = {}
-    for use in uses:
-        before = kinds.get(type(use))
-        if before is None:
-            kinds[type(use)] = use
-        elif isinstance(use, Outer) and not use.is_laid_out_like(before):
-            return [_held(uses)]
-        else:
-            kinds[type(use)] = before.merge(use)
-    if len(kinds) > 1 and set(kinds) != {Outer, Gather}:
-        return [_held(uses)]
-    if set(kinds) == {Outer, Gather} and (kinds[Outer].permutation or kinds[Outer].shape != kinds[Gather].shape):
-        return [_held(uses)]
-    return list(kinds.values())
-
-
-def _held(uses: Sequence[Use]) -> Direct:
-    total = uses[0].per_unit()
-    for use in uses[1:]:
-        total += use.per_unit()
-    return Direct(total, tuple(total.shape[1:]))
-
-
-def squared_norm(uses: Sequence[Use]) -> Any:
-    """Squared norm [units] of the gradient of one variable, all its (merged) uses together."""
-    each = [use.squared_norm() for use in uses]
-    total = tf.add_n(each)
-    table = next((use for use in uses if isinstance(use, Gather)), None)
-    kernel = next((use for use in uses if isinstance(use, Outer)), None)
-    if table is not None and kernel is not None:
-        total = _tied(table, kernel, each, total + 2.0 * table.cross(kernel))
-    # Where the terms of a Gram product cancel, rounding can leave a little less than nothing (NaN stays NaN).
-    return tf.where(total < 0.0, 0.0, total)
-
-
-def _tied(table: Gather, kernel: Outer, each: Sequence[Any], total: Any) -> Any:
-    """`total`, but where the two uses of a table cancel, the norm of their sum as it is formed."""
-    magnitude = (tf.sqrt(each[0]) + tf.sqrt(each[1])) ** 2
-    cancelled = total < 1e-3 * magnitude
-    tokens = table.ids.shape[1] + kernel.rows.shape[1]
-
-    def formed() -> Any:
-        def one(parts: tuple[Any, ...]) -> Any:
-            ids, columns, rows, kernel_columns = parts
-            gradient = tf.matmul(rows, kernel_columns, transpose_a=True)
-            return tf.reduce_sum((gradient + tf.math.unsorted_segment_sum(columns, ids, table.vocabulary)) ** 2)
-
-        parts = (table.ids, table.columns, kernel.rows, kernel.columns)
-        exact = tf.map_fn(one, parts, parallel_iterations=1, fn_output_signature=tf.float32)
-        # The terms within a use may be `tokens` times as large as what is left of it.
-        return tf.where(cancelled, exact + (ROUNDING * tokens) ** 2 * magnitude, total)
-
-    return tf.cond(tf.reduce_any(cancelled), formed, lambda: total)
-
-
-def weighted_sums(of_variables: Sequence[Sequence[Use]], factors: Sequence[Factors]) -> list[Any]:
-    """Sum over units of factor * gradient for each variable, shaped like it, from its uses and its factors."""
-    pairs = [(use, its) for uses, its in zip(of_variables, factors, strict=True) for use in uses]
-    kernels = [(use, its) for use, its in pairs if isinstance(use, Outer)]
-    large = kept([getattr(kernel, kernel.large_operand) for kernel, _ in kernels], [its for _, its in kernels])
-    for (kernel, _), operand in zip(kernels, large, strict=True):
-        setattr(kernel, kernel.large_operand, operand)
-    return [tf.add_n([use.weighted_sum(its) for use in uses]) for uses, its in zip(of_variables, factors, strict=True)]

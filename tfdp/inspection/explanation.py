@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfdp import keras_private
 from tfdp.errors import GradientError, UnsupportedLayerError
 from tfdp.findings import Finding, Severity, errors
-from tfdp.gradients import bookkeeping, taps, uses
+from tfdp.gradients import bookkeeping, combining, taps, uses
 from tfdp.gradients.clipping import Factors
 from tfdp.gradients.hybrid import find_cuts
 from tfdp.inspection import counting
@@ -36,7 +36,8 @@ class Row:
         variables: their names.
         parameters: how many numbers they hold.
         path: "rule", "vectorized" (hybrid) or "refused".
-        forms: by kernel, "Gram", "materialised" or "one token"; other variables are held per unit or by table row.
+        forms: by kernel, "Gram", "materialised", "one unit at a time" or "one token"; other variables are held
+            per unit or by table row.
         flops, bytes: extra, for one microbatch; None where it cannot be traced. See `tfdp.inspection.counting`.
     """
 
@@ -223,8 +224,11 @@ def _trace(model: Any, spec: Any) -> _Traced:
         results = {}
         for variable, its_gradient in zip(variables, plain, strict=True):
             if id(variable) in by_variable:
-                merged = uses.merged(by_variable[id(variable)])
-                made = [uses.squared_norm(merged), uses.weighted_sums([merged], [factors])[0]]
+                merged = combining.merged(by_variable[id(variable)])
+                if combining.is_formed_in_turn(merged):
+                    made = [combining.formed(merged, unit) for unit in range(batch)]
+                else:
+                    made = [combining.squared_norm(merged), combining.weighted_sums([merged], [factors])[0]]
                 results[id(variable)] = merged, made, its_gradient
         fresh = set(graph.get_operations()[start:])
         formed = {id(variable) for variables in cuts.values() for variable in variables}
@@ -249,6 +253,8 @@ def _trace(model: Any, spec: Any) -> _Traced:
 def _form(use: uses.Outer) -> str:
     if use.rows.shape[1] == 1:
         return "one token"
+    if use.is_formed_in_turn:
+        return "one unit at a time"
     return "materialised" if use.materialise_is_cheaper else "Gram"
 
 
