@@ -222,6 +222,8 @@ def test_what_does_not_fit_is_refused():
         metric_by_group(many, np.eye(2), {"private": np.eye(2)}, ["a", "b"], **options)
     with pytest.raises(DataError, match="min_group_size"):
         metric_by_group(accuracy(), y, p, ["a", "b", "a"], field="g", min_group_size=0)
+    with pytest.raises(DataError, match=r"between 0 and 1\. Received: 95"):
+        metric_by_group(accuracy(), y, p, ["a", "b", "a"], confidence=95, **options)
     short = Perplexity(np.ones(2), np.ones(2))
     with pytest.raises(DataError, match=r"3\. Received: 2 in public"):
         perplexity_by_group(

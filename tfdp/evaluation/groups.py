@@ -24,6 +24,7 @@ from typing import Any, Literal
 import numpy as np
 
 from tfdp.errors import DataError
+from tfdp.evaluation.intervals import RESAMPLES, percentile_interval
 from tfdp.evaluation.perplexity import Perplexity
 
 Direction = Literal["lower", "higher"]
@@ -32,7 +33,6 @@ NOT_STATED = "not stated"
 
 _LOWER_IS_BETTER = ("loss", "perplexity", "error", "entropy", "bits")
 _HIGHER_IS_BETTER = ("accuracy", "auc", "f1", "precision", "recall", "bleu", "rouge", "exact_match")
-_RESAMPLES = 1000
 # Of a rare class, a resample may hold nobody; where most do, an interval would say nothing.
 _MOST_UNDEFINED = 0.5
 
@@ -156,7 +156,7 @@ def metric_by_group(
     better: Direction | None = None,
     split: str | None = None,
     confidence: float = 0.95,
-    resamples: int = _RESAMPLES,
+    resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> GroupReport:
     """Any metric of Keras, for every group.
@@ -239,7 +239,7 @@ def perplexity_by_group(
     units: Sequence[Any] | np.ndarray | None = None,
     split: str | None = None,
     confidence: float = 0.95,
-    resamples: int = _RESAMPLES,
+    resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> GroupReport:
     """Perplexity of a language model for every group: all tokens of a group together.
@@ -294,8 +294,7 @@ class _Bootstrap:
         values = values[~np.isnan(values)]
         if len(values) < _MOST_UNDEFINED * self.resamples:
             return None
-        tail = (1.0 - self.confidence) / 2.0
-        low, high = (float(value) for value in np.quantile(values, [tail, 1.0 - tail]))
+        low, high = percentile_interval(values, self.confidence)
         return (low, high) if math.isfinite(low) and math.isfinite(high) else None
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from tfdp.errors import DataError
+from tfdp.evaluation.intervals import RESAMPLES, percentile_interval
 from tfdp.sampling.records import as_records
 
-_RESAMPLES = 1000
 _MOST_COUNTS_IN_MEMORY = 1 << 24
 
 
@@ -55,7 +55,7 @@ class Perplexity:
         return float(self.losses.sum() / math.log(2.0) / self.num_bytes.sum())
 
     def interval(
-        self, confidence: float = 0.95, *, resamples: int = _RESAMPLES, seed: int = 0
+        self, confidence: float = 0.95, *, resamples: int = RESAMPLES, seed: int = 0
     ) -> tuple[float, float] | None:
         """A percentile bootstrap interval of the perplexity: whole records are drawn again, since they are what varies.
 
@@ -74,9 +74,8 @@ class Perplexity:
             counts = generator.multinomial(count, probabilities, size=size)
             losses.append((counts @ self.losses) / (counts @ self.tokens))
             done += size
-        tail = (1.0 - confidence) / 2.0
-        low, high = np.quantile(np.concatenate(losses), [tail, 1.0 - tail])
-        return _exponential(float(low)), _exponential(float(high))
+        low, high = percentile_interval(np.concatenate(losses), confidence)
+        return _exponential(low), _exponential(high)
 
 
 def perplexity(
