@@ -44,8 +44,11 @@ def test_the_picture_and_the_tables_show_every_model(run):
     assert "&lt;b&gt;small&lt;/b&gt; (400)" in picture
     assert "tiny" not in picture
     assert "<b>small</b>" not in run.html
-    row = next(line for line in run.markdown.splitlines() if line.startswith("| large"))
-    assert [cell.strip() for cell in row.split("|")[1:-1]][1:6] == ["4,500", "0.51", "0.79", "0.78 to 0.8", "0.82"]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in run.markdown.splitlines()]
+    large, small = (next(row for row in rows if row and name in row[0]) for name in ("large", "small"))
+    assert large == ["large", "4,500", "0.51", "0.79", "0.78 to 0.8", "0.82", "+0.01"]
+    assert small[1:] == ["400", "0.52", "0.66", "0.61 to 0.71", "0.74", "-0.12"]
+    assert [gap in run.html for gap in (">+0.01<", ">-0.12<")] == [True, True]
     # Places along the axis are in the order of the values.
     small = re.findall(r'<circle class="dot-(.)" cx="([\d.]+)" cy="(?!11")', picture)[3:]
     assert [style for style, _ in sorted(small, key=lambda dot: float(dot[1]))] == ["b", "a", "c"]

@@ -41,6 +41,12 @@ def number(value: float | None) -> str:
     return _significant(value, 4, decimal.ROUND_HALF_EVEN)
 
 
+def signed(value: float | None) -> str:
+    """A difference: with its sign, to four significant digits."""
+    text = number(value)
+    return f"+{text}" if value is not None and value > 0 else text
+
+
 def exact(value: float | None) -> str:
     """A parameter: every digit that it has."""
     if value is None:

@@ -146,6 +146,7 @@ def _environment(kind: str) -> jinja2.Environment:
         bound=formats.bound,
         lower_bound=formats.lower_bound,
         number=formats.number,
+        signed=formats.signed,
         exact=formats.exact,
         percent=formats.percent,
         interval=formats.interval,
