@@ -173,6 +173,53 @@ def test_auc_of_one_class_is_not_defined_and_not_the_worst():
     assert report.rows[1].n == 20
 
 
+class _MacroRecall(keras.metrics.Metric):
+    """Mean over three classes of the share that was found: not defined where a class is absent."""
+
+    def __init__(self):
+        super().__init__(name="macro_recall")
+        self.hits = self.add_weight(shape=(3,), initializer="zeros", name="hits")
+        self.counts = self.add_weight(shape=(3,), initializer="zeros", name="counts")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        labels = keras.ops.one_hot(keras.ops.cast(y_true[:, 0], "int32"), 3)
+        found = keras.ops.cast(y_true == y_pred, "float32")
+        self.hits.assign_add(keras.ops.sum(labels * found, 0))
+        self.counts.assign_add(keras.ops.sum(labels, 0))
+
+    def result(self):
+        return keras.ops.mean(self.hits / self.counts)
+
+
+def test_resamples_where_a_metric_is_not_defined():
+    """All three of forty are missing from 1 resample of 22, which is left out; one of two singles from 6 of 10."""
+    y = np.array([1] * 3 + [0] * 37)
+    p = {"private": np.linspace(0.9, 0.1, 40)}
+    options = {"field": "g", "min_group_size": 5, "resamples": 200}
+    report = metric_by_group(keras.metrics.AUC(), y, p, ["a"] * 40, **options)
+    assert report.rows[0].interval is not None
+    assert 0.8 < report.rows[0].interval[0] <= report.rows[0].interval[1] <= 1
+    classes = np.array([0] * 28 + [1, 2] + [0, 1, 2] * 10)
+    names = ["rare"] * 30 + ["even"] * 30
+    wrong = np.arange(60) % 4 == 2
+    predictions = {"private": np.where(wrong, (classes + 1) % 3, classes)}
+    even, rare = metric_by_group(_MacroRecall(), classes, predictions, names, **options).rows
+    assert rare.value == pytest.approx((21 / 28 + 2) / 3)
+    assert rare.interval is None
+    assert even.interval[0] < even.value < even.interval[1]
+
+
+def test_one_more_group_leaves_the_intervals_of_the_others():
+    generator = np.random.default_rng(8)
+    losses, tokens = generator.uniform(1.0, 9.0, 60), np.full(60, 3.0)
+    names = np.repeat(["early", "middle", "late"], 20)
+    options = {"field": "g", "min_group_size": 5, "resamples": 30}
+    every = perplexity_by_group({"private": Perplexity(losses, tokens)}, names, **options)
+    fewer = perplexity_by_group({"private": Perplexity(losses[20:], tokens[20:])}, names[20:], **options)
+    assert [row.name for row in every.rows] == ["early", "late", "middle"]
+    assert every.rows[1:] == fewer.rows
+
+
 def test_the_table_that_it_is_for():
     """AUC 0.81 to 0.78 overall and 0.74 to 0.66 in the small group: normal scores whose areas are known."""
     generator = np.random.default_rng(5)

@@ -280,12 +280,12 @@ class _Bootstrap:
     resamples: int
     seed: int
 
-    def interval(self, statistic: _Statistic, people: Sequence[np.ndarray], index: int) -> tuple[float, float] | None:
+    def interval(self, statistic: _Statistic, people: Sequence[np.ndarray]) -> tuple[float, float] | None:
         """Percentile interval over whole people; None for fewer than two, or where the metric is mostly not defined."""
         if len(people) < 2:
             return None
-        # A stream for each group: one more group leaves the intervals of the others as they are.
-        generator = np.random.default_rng([self.seed, index])
+        # Each group begins the stream anew: one more group leaves the intervals of the others as they are.
+        generator = np.random.default_rng(self.seed)
         single = np.concatenate(people) if all(len(rows) == 1 for rows in people) else None
         values = np.empty(self.resamples)
         for turn in range(self.resamples):
@@ -340,7 +340,7 @@ def _report(
         rows = np.concatenate(members)
         values = {model: _finite(statistic(rows)) for model, statistic in statistics.items()}
         value = values["private"]
-        interval = None if value is None else bootstrap.interval(statistics["private"], members, index)
+        interval = None if value is None else bootstrap.interval(statistics["private"], members)
         return GroupRow(name, len(members), value, interval, values.get("non_private"), values.get("public"))
 
     found = tuple(row(index, name, members) for index, (name, members) in enumerate(of_group.items(), start=1))
