@@ -114,19 +114,21 @@ def test_every_run_has_its_claim_and_its_groups(groups, result):
         report = found[name]["reports"][0]["auc"]
         assert card["groups"]["worst"] == report.worst.name
         for row in report.rows:
-            if not row.suppressed:
-                shown = rows[row.name]
-                assert (shown["n"], shown["value"], shown["non_private"]) == (row.n, row.value, row.non_private)
-                assert shown["before"] == pytest.approx(0.5)
-                assert shown["non_private"] > 0.6
+            shown = rows[row.name]
+            assert (shown["n"], shown["value"], shown["non_private"]) == (row.n, row.value, row.non_private)
+        measured = [row for row in rows.values() if row["value"] is not None]  # of so few, the young earn all the same
+        assert len(measured) >= 3
+        assert [row["before"] for row in measured] == pytest.approx([0.5] * len(measured), abs=1e-3)
+        assert all(row["non_private"] > 0.6 for row in measured)
         # What it cost together with the trainings before it.
         assert card["budget"]["spent_before"] >= before
         assert len(card["budget"]["others"]) == number
         before = card["budget"]["spent_before"]
         tuning = next(access for access in card["data_accesses"] if access["name"] == "Tuning of hyperparameters")
         assert tuning["status"] == ("not covered" if number else "no access")
-        assert (f"{number} trials on private data" in tuning["note"]) == bool(number)
-    assert before > cards["private"]["guarantee"]["epsilon"]["value"]
+        said = ("states that tuning used public data", "states 1 trial on private", "states 2 trials on private")
+        assert said[number] in tuning["note"]
+    assert before > cards["private"]["guarantee"]["realised_epsilon"]["value"]
     sizes = [each["plan"].num_units for each in found.values()]
     assert sizes[0] == sizes[1] < sizes[2]
 
@@ -137,8 +139,8 @@ def test_the_whole_classifier_says_what_its_head_was_measured_with(groups, resul
 
     _, _, out = result
     rows = groups.read_rows(shared / "data" / "groups" / "adult.data", 60)
-    model = keras.models.load_model(out / "private" / "classifier.keras")
-    head = keras.models.load_model(out / "private" / "model.keras")
+    model = keras.models.load_model(out / "private" / "classifier.keras", compile=False)
+    head = keras.models.load_model(out / "private" / "model.keras", compile=False)
     assert type(model).__name__ == "BertTextClassifier"
     assert np.abs(head.layers[-1].kernel.numpy()).max() > 0
     public = groups.minilm.load_classifier(lora_rank=0)

@@ -221,7 +221,8 @@ def _tuning(spec: PrivacySpec, inputs: CardInputs) -> DataAccess:
     if tuning.kind != "private":
         what = "public data" if tuning.kind == "public" else "no data"
         return DataAccess(name=name, status="no access", note=f"The spec states that tuning used {what}.")
-    trials = f"{tuning.trials:,} trials" if tuning.trials else "an unstated number of trials"
+    count = f"{tuning.trials:,}" if tuning.trials else "an unstated number of"
+    trials = f"{count} trial{'' if tuning.trials == 1 else 's'}"
     where = "counted elsewhere, not in this epsilon" if tuning.accounted else "not counted anywhere"
     if tuning.accounted and inputs.others is not None:
         where = f"counted among the runs of the budget, {len(inputs.others):,} beside this one, not in this epsilon"
