@@ -4,7 +4,18 @@
 
 The data are those of `tfdp demo`: docstrings of Python's standard library. Few of them, and many epochs, so that the
 model without privacy learns its data by heart; the private one gets as many steps. The card of the private model then
-shows both side by side: audit-run/run/MODEL_CARD.html. About five minutes on two idle cores.
+shows both side by side: audit-run/run/MODEL_CARD.html. About six minutes on two idle cores. One run found, with 95%
+intervals:
+
+                                        without privacy           epsilon 8
+    AUC of the loss, 504 and 496 units  0.9996 (0.998 to 1.000)   0.546 (0.511 to 0.582)
+    mean exposure of 35 canaries        10.0 bits, the most       1.87 bits (by chance 1.00 to 1.94)
+    epsilon is at least                 2.05                      0
+    completed word for word, of 200     195 (94% to 99%)          0 (0% to 1.8%)
+    perplexity held out, 314.5 before   not measured              131.8 (123.6 to 140.4)
+
+Adapters of rank 8 (`--lora-rank 8 --learning-rate 5e-3`) learned docstrings by heart, too, but not the secrets:
+exposure stayed near 2 bits in up to 60 epochs.
 """
 
 from __future__ import annotations
@@ -30,11 +41,11 @@ data: {{num_units: {units}, size_is_public: true, deduplication: exact}}
 mechanism: {{clip_norm: 1.0}}
 sampling: {{scheme: poisson, expected_batch_size: {batch}, steps: {steps}, microbatch_size: 32}}
 accountant: {{name: pld}}
-tuning: {{kind: none}}
+tuning: {{kind: private, trials: 4, accounted: false}}  # tried out on these docstrings while this was written
 evaluation: {{group_field: package, min_group_size: 20}}
 """
 _HOLDOUT = 0.5
-# Long secrets: one copy of eight digits is hardly learned by an adapter in so few epochs.
+# Forty digits: the longer the secret, the more of the loss is memory of it.
 _PATTERN = "The access code is " + " ".join(["#####"] * 8) + "."
 
 
@@ -42,13 +53,13 @@ def main() -> None:
     """Writes data and spec, then calls the commands that a user would."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("audit-run"))
-    parser.add_argument("--docstrings", type=int, default=500, help="half of them are trained on")
+    parser.add_argument("--docstrings", type=int, default=1000, help="half of them are trained on")
     parser.add_argument("--canaries", type=int, default=80, help="half of them get in")
-    parser.add_argument("--epochs", type=int, default=40, help="of both trainings")
-    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--epochs", type=int, default=30, help="of both trainings")
+    parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--epsilon", type=float, default=8.0)
-    parser.add_argument("--lora-rank", type=int, default=8, help="0 trains all weights")
-    parser.add_argument("--learning-rate", type=float, default=5e-3)
+    parser.add_argument("--lora-rank", type=int, default=0, help="0 trains all weights")
+    parser.add_argument("--learning-rate", type=float, default=1e-3)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=False)
 

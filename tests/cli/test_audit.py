@@ -7,8 +7,12 @@ import json
 import numpy as np
 import pytest
 
+import tfdp.workflow.audit
+import tfdp.workflow.twin
 from tfdp.card import check_card
-from tfdp.workflow import read_text_records, split_held_out
+from tfdp.errors import DataError
+from tfdp.workflow import build_model, encode_texts, read_text_records, split_held_out
+from tfdp.workflow.run_record import read_record
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")
 
@@ -45,14 +49,55 @@ def trained(tmp_path, command):
     return tmp_path / "run", data
 
 
-def test_from_training_to_the_card(trained, command, tmp_path):
+@pytest.fixture
+def calls(monkeypatch):
+    """The arguments of the fit of a twin and of an audit; the one named by "stop" is not carried out."""
+    found = {}
+
+    def watch(module, name):
+        real = getattr(module, name)
+
+        def watched(*arguments, **settings):
+            found[name] = (arguments, settings)
+            if name == found.get("stop"):
+                raise DataError("stopped")
+            return real(*arguments, **settings)
+
+        monkeypatch.setattr(module, name, watched)
+
+    watch(tfdp.workflow.twin, "plain_fit")
+    watch(tfdp.workflow.audit, "audit_run")
+    return found
+
+
+def test_from_training_to_the_card(trained, command, calls, tmp_path):
     run, data = trained
     code, out, err = command("twin", run, "--out", tmp_path / "twin", "--epochs", 1)
     assert code == 0, err
     assert "Do not release" in out
+    # The twin saw what the private model could see: the members, and the canaries that the coins let in.
+    (model, arrays), settings = calls["plain_fit"]
+    record = read_record(run)
+    members, others = split_held_out(read_text_records(data), 0.3)
+    canaries = record.canaries.canaries
+    inside = [text for text, coin in zip(canaries.texts, canaries.included, strict=True) if coin]
+    expected = encode_texts(build_model("gpt2:tiny"), (*members.texts, *inside), 80)[0]["token_ids"]
+    seen = arrays[0]["token_ids"][np.asarray(arrays[2]).sum(axis=1) > 0]
+    assert sorted(map(tuple, seen)) == sorted(map(tuple, expected))
+    fixed = {"batch_size": 8, "optimizer": "adamw", "learning_rate": 0.01}
+    assert settings == {"steps": round((len(members) + 16) / 8), **fixed}
+    calls["stop"] = "plain_fit"
+    assert command("twin", run, "--out", tmp_path / "long")[0] == 1
+    assert calls["plain_fit"][1] == {"steps": 2, **fixed}
     code, out, err = command("audit", run, "--against", tmp_path / "twin", "--candidates", 31, "--prompts", 4)
     assert code == 0, err + out
     assert "no epsilon covers" in out
+    (_, models, reference, *sides), _ = calls["audit_run"]
+    assert [side.texts for side in sides] == [members.texts, others.texts]
+    same = [all(map(np.array_equal, each.get_weights(), model.get_weights())) for each in models.values()]
+    assert dict(zip(models, same, strict=True)) == {"private": False, "non_private": True}
+    start = build_model("gpt2:tiny").get_weights()
+    assert all(map(np.array_equal, reference.get_weights(), start))
     audit = json.loads((run / "audit.json").read_text())
     names = {(attack["name"], attack["model"], attack["group"]) for attack in audit["attacks"]}
     assert {(name, model, None) for name in ("canaries", "loss ratio", "loss threshold")

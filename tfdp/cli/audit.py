@@ -145,10 +145,10 @@ def twin(
     from tfdp.spec import PrivacySpec
     from tfdp.workflow.canaries import cuts_texts, with_canaries, without_absent
     from tfdp.workflow.run_record import read_record
+    from tfdp.workflow.twin import check_new_twin, plain_fit, save_twin
 
     record = read_record(run)
-    if out.exists() and any(out.iterdir()):
-        raise DataError(f"Expected a new directory for the twin. Received: {out}, which is not empty. Choose another.")
+    check_new_twin(out)
     members, _ = _records(record, run)
     ledger = read_ledger(run / LEDGER)
     unit = PrivacySpec.from_dict(ledger.spec).claim.privacy_unit
@@ -161,7 +161,6 @@ def twin(
         import keras_hub  # noqa: F401 - to have its start-up messages here
 
         from tfdp.workflow import encode_texts
-        from tfdp.workflow.twin import plain_fit
     records = members
     if record.canaries is not None:
         records = with_canaries(members, record.canaries.canaries, unit)
@@ -177,8 +176,7 @@ def twin(
         optimizer=record.model.optimizer,
         learning_rate=record.model.learning_rate,
     )
-    out.mkdir(parents=True, exist_ok=True)
-    model.save(out / "model.keras")
+    save_twin(model, out)
     Console(highlight=False, soft_wrap=True).print(
         f"{steps} steps without privacy took {seconds:.0f} s. Do not release {out}: it is only there to be attacked.",
         markup=False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +16,7 @@ _EXAMPLE = """Examples:
 ```
 tfdp demo
 tfdp demo --out /tmp/demo --steps 20      # shorter, and noisier
+tfdp demo --twin demo-twin && tfdp audit demo-run --against demo-twin
 ```
 """
 
@@ -27,6 +29,12 @@ def register(app: typer.Typer) -> None:
 def demo(
     out: Annotated[str, typer.Option(metavar="DIR", help="A new directory for model, ledger and card.")] = "demo-run",
     steps: Annotated[int, typer.Option(min=1, help="Of each fit; noise is calibrated to them.")] = 48,
+    twin: Annotated[
+        pathlib.Path | None,
+        typer.Option(
+            metavar="DIR", help="Keep the model without privacy there, for tfdp audit --against.", show_default=False
+        ),
+    ] = None,
 ) -> None:
     """Fine-tune a small GPT-2 on Python's docstrings, without and with privacy, and write its model card.
 
@@ -47,8 +55,15 @@ def demo(
 
         tf.config.list_logical_devices()
     directory = fresh_directory(out)
-    result = run_demo(directory, steps=steps, say=lambda line: console.print(line, style="bold", markup=False))
+    result = run_demo(
+        directory, steps=steps, twin=twin, say=lambda line: console.print(line, style="bold", markup=False)
+    )
     _print_result(console, result, time.monotonic() - began)
+    if twin is not None:
+        console.print(
+            f"Do not release {twin}: it is only there to be attacked, by tfdp audit {directory} --against {twin}",
+            markup=False,
+        )
 
 
 def _print_result(console: Any, result: DemoResult, seconds: float) -> None:

@@ -16,7 +16,7 @@ from tfdp.plan import Plan
 from tfdp.spec import PrivacySpec
 from tfdp.workflow import TextRecords, TrainingResult, add_lora, encode_texts, plan_for, train_arrays
 from tfdp.workflow.run_record import DataSource, ModelSource, start_record
-from tfdp.workflow.twin import plain_fit
+from tfdp.workflow.twin import check_new_twin, plain_fit, save_twin
 
 LORA_RANK = 8
 OPTIMIZER, LEARNING_RATE = "adamw", 5e-3
@@ -104,18 +104,28 @@ def fresh_directory(path: str | os.PathLike[str]) -> Path:
 
 
 def run_demo(
-    directory: str | os.PathLike[str], *, steps: int, max_units: int | None = None, say: Any = print, verbose: int = 1
+    directory: str | os.PathLike[str],
+    *,
+    steps: int,
+    twin: str | os.PathLike[str] | None = None,
+    max_units: int | None = None,
+    say: Any = print,
+    verbose: int = 1,
 ) -> DemoResult:
     """Runs the whole demo and writes model, ledger and card into `directory`.
 
     Args:
         directory: a new one; a run is not overwritten.
         steps: of each of the two fits.
+        twin: a new directory for the model that is trained without privacy, to attack it beside the private one; None
+            forgets it.
         max_units: use only the first docstrings (for tests); None for all.
         say: is called with each line of the story.
         verbose: of Keras.
     """
     directory = Path(directory)
+    if twin is not None:
+        check_new_twin(twin)
     docstrings = split(private_docstrings())
     train, held_out = docstrings.train[:max_units], docstrings.held_out[:max_units]
     say(f"{len(train)} docstrings of Python's standard library are the private data, {len(held_out)} are held out.")
@@ -156,6 +166,8 @@ def run_demo(
         verbose=verbose,
     )
     non_private = perplexity(model, unseen)
+    if twin is not None:
+        save_twin(model, twin)
 
     say("With privacy, under the same number of steps and the same expected batch:")
     model = load_public_model(compile=False)

@@ -39,6 +39,7 @@ THREATS = {
     CANARIES: "sees the same, and chose units of its own that coins let into the training data or kept out.",
 }
 _SMALLEST_GROUP = 20  # where the spec does not say
+_PROMPTS_AT_A_TIME = 64
 _TOO_LATE = "the time budget was used up"
 
 Progress = Callable[[str, int, int], None]
@@ -266,7 +267,7 @@ class _Work:
                 f"Expected documents of at least {PREFIX + SHORTEST} tokens. Received: none within the "
                 f"{self.sequence_length} tokens of a record."
             )
-        batch_size = 64
+        batch_size = min(_PROMPTS_AT_A_TIME, max(map(len, documents.values())))
         batches = sum(-(-len(each) // batch_size) for each in documents.values())
         self.watch.start("extraction", batches * CONTINUATION * len(self.models))
         rows = []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -50,3 +52,19 @@ def plain_fit(
         )
         model.fit(batches.prefetch(2), steps_per_epoch=steps, shuffle=False, verbose=verbose)
     return time.monotonic() - began
+
+
+def check_new_twin(directory: str | os.PathLike[str]) -> None:
+    """Refuses a directory that holds something: before the training, not after it."""
+    directory = Path(directory)
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise DataError(
+            f"Expected a new directory for the twin. Received: {directory}, which is not empty. Choose another."
+        )
+
+
+def save_twin(model: Any, directory: str | os.PathLike[str]) -> None:
+    """Saves where `tfdp audit --against` looks for it."""
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    model.save(directory / "model.keras")
