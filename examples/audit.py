@@ -15,7 +15,8 @@ intervals:
     perplexity held out, 314.5 before   not measured              131.8 (123.6 to 140.4)
 
 Adapters of rank 8 (`--lora-rank 8 --learning-rate 5e-3`) learned docstrings by heart, too, but not the secrets:
-exposure stayed near 2 bits in up to 60 epochs.
+exposure stayed near 2 bits in up to 60 epochs. In `tfdp demo` itself an adapter sees each of 6,445 docstrings twice,
+and even without privacy gives nobody away: the AUC is 0.506 (0.481 to 0.531).
 """
 
 from __future__ import annotations

@@ -81,7 +81,8 @@ def test_from_training_to_the_card(trained, command, calls, tmp_path):
     members, others = split_held_out(read_text_records(data), 0.3)
     canaries = record.canaries.canaries
     inside = [text for text, coin in zip(canaries.texts, canaries.included, strict=True) if coin]
-    expected = encode_texts(build_model("gpt2:tiny"), (*members.texts, *inside), 80)[0]["token_ids"]
+    public = build_model("gpt2:tiny")
+    expected = encode_texts(public, (*members.texts, *inside), 80)[0]["token_ids"]
     seen = arrays[0]["token_ids"][np.asarray(arrays[2]).sum(axis=1) > 0]
     assert sorted(map(tuple, seen)) == sorted(map(tuple, expected))
     fixed = {"batch_size": 8, "optimizer": "adamw", "learning_rate": 0.01}
@@ -94,10 +95,11 @@ def test_from_training_to_the_card(trained, command, calls, tmp_path):
     assert "no epsilon covers" in out
     (_, models, reference, *sides), _ = calls["audit_run"]
     assert [side.texts for side in sides] == [members.texts, others.texts]
-    same = [all(map(np.array_equal, each.get_weights(), model.get_weights())) for each in models.values()]
-    assert dict(zip(models, same, strict=True)) == {"private": False, "non_private": True}
-    start = build_model("gpt2:tiny").get_weights()
-    assert all(map(np.array_equal, reference.get_weights(), start))
+    batch = {"token_ids": seen[:2], "padding_mask": np.ones_like(seen[:2])}
+    logits = {name: np.asarray(each(batch)) for name, each in {"reference": reference, **models}.items()}
+    for name, expected in (("reference", public), ("non_private", model)):
+        np.testing.assert_allclose(logits[name], np.asarray(expected(batch)), atol=1e-5)
+    assert all(np.abs(logits["private"] - logits[name]).max() > 1e-3 for name in ("reference", "non_private"))
     audit = json.loads((run / "audit.json").read_text())
     names = {(attack["name"], attack["model"], attack["group"]) for attack in audit["attacks"]}
     assert {(name, model, None) for name in ("canaries", "loss ratio", "loss threshold")
