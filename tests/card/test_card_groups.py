@@ -36,6 +36,23 @@ def test_a_report_becomes_the_section(run):
     assert check_card(run.directory) == []
 
 
+def test_a_group_of_the_least_size_is_shown(run):
+    """Fifty are enough where the spec says fifty; one fewer, or no count, are not, and none of those is the worst."""
+    rows = [
+        {"name": name, "n": n, "value": value} for name, n, value in (("a", 50, 3.0), ("b", 49, 9.0), ("c", None, 8.0))
+    ]
+    metrics = [{"name": "perplexity", "private": 2.0}]
+    run.train().export(evaluation={"metrics": metrics, "groups": rows, "group_field": "dialect"})
+    groups = run.card["groups"]
+    assert groups["minimum_size"] == 50
+    assert [(row["n"], row["value"], row["suppressed"]) for row in groups["rows"]] == [
+        (50, 3.0, False),
+        (None, None, True),
+        (None, None, True),
+    ]
+    assert groups["worst"] == "a"
+
+
 def test_the_picture_and_the_tables_show_every_model(run):
     run.train().export(evaluation=REPORT.evaluation())
     picture = re.search(r'<svg[^>]*aria-label="hits of every group".*?</svg>', run.html, re.DOTALL).group()
