@@ -242,6 +242,20 @@ def test_formats(shown, expected):
     assert shown == expected
 
 
+@pytest.mark.parametrize(("epochs", "rows"), [(20, 20), (21, 20), (727, 20)])
+def test_of_many_epochs_some_are_shown(run, epochs, rows):
+    run.train().export(history={"loss": [900.0 - epoch for epoch in range(epochs)]})
+    assert len(run.card["utility"]["training"]["loss"]) == epochs
+    shown = re.findall(
+        r"^\| (\d+) \| ([\d.]+) \|\s*$", run.markdown.split("Training, by epoch")[1].split("## 8")[0], re.M
+    )
+    assert len(shown) == len({epoch for epoch, _ in shown}) == rows
+    assert [int(epoch) for epoch, _ in (shown[0], shown[-1])] == [1, epochs]
+    assert all(float(loss) == pytest.approx(901 - int(epoch)) for epoch, loss in shown)
+    assert (f"{rows} of {epochs} epochs; all are in" in run.markdown) == (epochs > rows)
+    assert (f"{rows} of {epochs} epochs; MODEL_CARD.json has all" in run.html) == (epochs > rows)
+
+
 class TestPlots:
     def test_lines_are_where_the_numbers_say(self):
         picture = line_chart(

@@ -29,6 +29,7 @@ _SCHEMES = re.compile(r"(javascript|vbscript|data(?=:\S)|file(?=:/))\s*:", re.IG
 _MARKDOWN = re.compile(r"([\\`*_\[\]|~$])")
 _BLOCK_START = re.compile(r"^(#|[+-](?=\s|$)|[-=]+$)")
 _LIST_START = re.compile(r"^(\d+)([.)])(?=\s|$)")
+_MOST_EPOCHS = 20
 _SEVERITIES = ("error", "warning", "note")
 
 
@@ -181,6 +182,7 @@ def _context(card: PrivacyCard) -> dict[str, Any]:
         "column": _column,
         **_audited(card),
         "epochs": _epochs(card),
+        "epoch_count": _epoch_count(card),
         "versions": ", ".join(f"{name} {version}" for name, version in sorted(card.provenance.versions.items())),
     }
 
@@ -209,11 +211,19 @@ def _column(metric: Metric, name: str) -> str:
     return formats.NOT_FINITE if name in metric.not_finite else formats.number(getattr(metric, name))
 
 
+def _epoch_count(card: PrivacyCard) -> int:
+    return max(map(len, (card.utility.training or {}).values()), default=0)
+
+
 def _epochs(card: PrivacyCard) -> list[tuple[int, list[str]]]:
+    """Some of them where there are many, the first and the last among them: a full batch is an epoch."""
     training = card.utility.training or {}
-    length = max((len(values) for values in training.values()), default=0)
+    last = _epoch_count(card) - 1
+    shown = list(range(last + 1))
+    if last >= _MOST_EPOCHS:
+        shown = [round(index * last / (_MOST_EPOCHS - 1)) for index in range(_MOST_EPOCHS)]
     rows = []
-    for epoch in range(length):
+    for epoch in shown:
         cells = []
         for name in sorted(training):
             values = training[name]
