@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tfdp import PrivacySpec, clipped_gradients
-from tfdp.auditing import Canaries, epsilon_lower_bound, exposure_by_chance
+from tfdp.auditing import Canaries, audit_in_one_run, exposure_by_chance
 from tfdp.errors import DataError, MisuseError
 from tfdp.workflow import TextRecords, build_model, encode_texts, read_text_records, split_held_out
 from tfdp.workflow.audit import CANARIES, LOSS, RATIO, AuditSettings, audit_run
@@ -29,14 +29,14 @@ _MODEL = ModelSource(name="gpt2:tiny", sequence_length=_LENGTH)
 _DIGEST = "0" * 64
 
 
-def _spec(evaluation=None, **unit):
+def _spec(evaluation=None, delta=1e-6, **unit):
     unit = {"kind": "example", "description": "one text"} | unit
     return PrivacySpec.from_dict(
         {
             "schema_version": "1.0",
             "claim": {
                 "epsilon": 9.0,
-                "delta": 1e-6,
+                "delta": delta,
                 "privacy_unit": unit,
                 "adjacency": "add_or_remove_one",
                 "data_accesses": ["training"],
@@ -140,7 +140,7 @@ def test_an_absent_record_moves_nothing(tiny):
 
 
 def test_the_twin_never_sees_an_absent_record(tiny):
-    records = TextRecords(("only this",) * 4 + ("zzzzqqqq",), absent=(False,) * 4 + (True,))
+    records = TextRecords(("zzzzqqqq",) + ("only this",) * 4, absent=(True,) + (False,) * 4)
     arrays = without_absent(encode_texts(tiny, records.texts, 16), records)
     seen = []
 
@@ -156,9 +156,9 @@ def test_the_twin_never_sees_an_absent_record(tiny):
     model = Watched()
     plain_fit(model, arrays, steps=3, batch_size=4, optimizer="sgd", learning_rate=0.25)
     assert float(model.optimizer.learning_rate) == 0.25
-    assert {tuple(row) for batch in seen for row in batch} == {tuple(arrays[0]["token_ids"][0])}
+    assert {tuple(row) for batch in seen for row in batch} == {tuple(arrays[0]["token_ids"][1])}
     with pytest.raises(DataError, match="records to train on"):
-        plain_fit(model, tf.nest.map_structure(lambda leaf: leaf[4:], arrays), steps=1, batch_size=1)
+        plain_fit(model, tf.nest.map_structure(lambda leaf: leaf[:1], arrays), steps=1, batch_size=1)
 
 
 # The record of a run.
@@ -247,7 +247,7 @@ def test_memory_is_found_and_its_absence_too(tiny):
     settings = AuditSettings(candidates=255, prompts=8)
     told = []
     audit = audit_run(
-        _spec(),
+        _spec(delta=1e-3),
         models,
         tiny,
         members,
@@ -270,9 +270,13 @@ def test_memory_is_found_and_its_absence_too(tiny):
         low, high = _rows(audit, name)["private"].auc_interval
         assert low < 0.5 < high
 
+    # Every guess that the coins allow is right; the bound is that at the delta of the claim.
     bound = _rows(audit, CANARIES)["non_private"].epsilon_lower_bound
-    half = 2 * min(len(kept), 40 - len(kept))
-    assert bound >= epsilon_lower_bound(40, min(half, 20), min(half, 20), 1e-6, 0.99)
+    expected, without = (
+        audit_in_one_run(canaries.included, canaries.included, delta=delta).epsilon for delta in (1e-3, 0.0)
+    )
+    assert bound == pytest.approx(expected, rel=1e-6)
+    assert expected < without - 1e-3
     assert _rows(audit, CANARIES)["private"].epsilon_lower_bound < 1.0
     exposed = {one.model: one for one in audit.exposures}
     assert exposed["non_private"].mean == exposed["non_private"].highest == 8.0
@@ -291,25 +295,33 @@ def test_memory_is_found_and_its_absence_too(tiny):
 
 
 def test_the_unit_is_attacked_not_the_record(tiny):
-    """Every member wrote one text that the model knows and two that it does not."""
+    """Every member wrote one text that the model knows and two that it does not; a quarter of the people are "y"."""
     known, unknown, others = _texts(12, 1), _texts(24, 2), _texts(36, 3)
-    owners = tuple(f"m{index % 12}" for index in range(36))
-    members = TextRecords(known + unknown, owners, groups=("x",) * 36)
-    strangers = TextRecords(others, tuple(f"n{index % 12}" for index in range(36)), groups=("x",) * 36)
-    audit = audit_run(
-        _user(3, method="group_privacy", evaluation={"group_field": "team", "min_group_size": 3}),
-        {"private": _Memory(tiny, known)},
-        tiny,
-        members,
-        strangers,
-        parameters_digest=_DIGEST,
-        sequence_length=_LENGTH,
-    )
-    found = _rows(audit, RATIO)["private"]
+    groups = tuple("y" if index % 12 < 3 else "x" for index in range(36))
+    members = TextRecords(known + unknown, tuple(f"m{index % 12}" for index in range(36)), groups=groups)
+    strangers = TextRecords(others, tuple(f"n{index % 12}" for index in range(36)), groups=groups)
+
+    def audit(**settings):
+        return audit_run(
+            _user(3, method="group_privacy", evaluation={"group_field": "team", "min_group_size": 3}),
+            {"private": _Memory(tiny, known)},
+            tiny,
+            members,
+            strangers,
+            parameters_digest=_DIGEST,
+            sequence_length=_LENGTH,
+            settings=AuditSettings(prompts=1, **settings),
+        )
+
+    everybody = audit()
+    found = _rows(everybody, RATIO)["private"]
     assert (found.members, found.non_members, found.auc) == (12, 12, 1.0)
-    (group,) = [attack for attack in audit.attacks if attack.group == "x"]
-    assert (group.members, group.auc, group.roc) == (12, 1.0, ())
-    assert [part.part for part in audit.skipped] == ["canaries"]
+    apart = {each.group: (each.members, each.non_members, each.auc, each.roc) for each in everybody.attacks}
+    assert (apart["x"], apart["y"]) == ((9, 9, 1.0, ()), (3, 3, 1.0, ()))
+    assert [part.part for part in everybody.skipped] == ["canaries"]
+    # Some of the people come with all that they wrote, what the model knows included.
+    some = _rows(audit(most_units=8), RATIO)["private"]
+    assert (some.members, some.non_members, some.auc) == (8, 8, 1.0)
 
 
 def test_small_groups_are_not_shown(tiny):
