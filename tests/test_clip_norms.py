@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gc
+import json
+import re
+
 import keras
 import numpy as np
 import pytest
+from scipy import stats
 
 import tfdp
-from tfdp.errors import GradientError, PlanError
+from tfdp import accounting
+from tfdp.card.checks import compared, contract_digest
+from tfdp.errors import AccountingError, GradientError, LedgerError, PlanError
 from tfdp.gradients import per_layer
+from tfdp.ledger import Ledger
+from tfdp.noise import GaussianNoise
 from tfdp.sampling.poisson import PoissonSampler
 
 UNITS, FEATURES = 12, 5
@@ -118,7 +128,268 @@ class TestPerLayer:
             with pytest.raises(PlanError, match=r"PS014 error: mechanism\.clip_norm"):
                 plan_of(clip=clip)
 
-    def test_a_quantile_is_refused(self, plan_of):
-        """Its noise on the count is accounted for, its fits are not tried enough."""
-        with pytest.raises(PlanError, match=r"PS014 error: mechanism\.clip_norm\.quantile: .* not built yet"):
-            plan_of(clip="{quantile: 0.5, initial: 1.5}")
+
+QUANTILE = "{quantile: 0.5, initial: 2.5, learning_rate: 0.7, count_noise: 2.0}"
+
+
+@pytest.fixture
+def counts_are(monkeypatch):
+    """Replaces the noise on the count by 0.25 a step; returns the calls (step, count, stddev)."""
+    calls = []
+
+    def noisy_count(self, count, stddev, *, step):
+        calls.append((step, count, stddev))
+        return count + 0.25 * step
+
+    monkeypatch.setattr(GaussianNoise, "noisy_count", noisy_count)
+    return calls
+
+
+@pytest.fixture
+def draws_are(monkeypatch):
+    """Replaces the draws: the given ones, then empty ones (the pipeline draws ahead)."""
+
+    def replace(*draws):
+        rest = iter(draws)
+        before = {id(each) for each in gc.get_objects() if isinstance(each, PoissonSampler)}
+        monkeypatch.setattr(
+            PoissonSampler, "draw", lambda self: np.array([] if id(self) in before else next(rest, []), np.int64)
+        )
+
+    return replace
+
+
+class TestQuantile:
+    @pytest.mark.parametrize("options", [{}, {"method": "vectorized"}, {"hybrid": True}, {"jit_compile": True}])
+    def test_every_step_clips_noises_and_counts_with_its_own_norm(
+        self, plan_of, noise_is, counts_are, draws_are, tmp_path, options
+    ):
+        """All units, none, and a few: sum, noise, count, denominator and ledger, step by step, against a loop."""
+        plan = plan_of(clip=QUANTILE, noise=1.5, steps=5)
+        calls = noise_is(lambda shape, step, index: np.full(shape, 10.0 * index + step))
+        draws = [list(range(UNITS)), [], [1, 4, 7, 9, 11], [0]]
+        draws_are(*draws)
+        model, (x, y) = network(), records()
+        reference = keras.models.clone_model(model)
+        reference.set_weights(model.get_weights())
+        fit(model, plan, tmp_path / "ledger.jsonl", steps=4, **options)
+        clip_norm, used, counted, fractions = 2.5, [], [], []
+        for step, draw in enumerate(draws, start=1):
+            units = unit_gradients(reference, x[draw], y[draw])
+            norms = np.array([norm_of(unit) for unit in units])
+            counted.append(sum(0.5 if norm <= clip_norm else -0.5 for norm in norms))
+            used.append(clip_norm)
+            for index, variable in enumerate(reference.trainable_variables):
+                moved = sum(u[index] * min(1.0, clip_norm / n) for u, n in zip(units, norms, strict=True))
+                variable.assign(variable - (moved + 10.0 * index + step) / 6)
+            fractions.append(0.5 + (counted[-1] + 0.25 * step) / 6)
+            clip_norm = float(np.float32(clip_norm * np.exp(-0.7 * (fractions[-1] - 0.5))))
+        assert -6 < counted[0] < 6  # some are below, some above
+        assert used[1] != used[2] != used[3]
+        for one, other in zip(model.get_weights(), reference.get_weights(), strict=True):
+            np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
+        assert counts_are == [(step, count, 2.0) for step, count in enumerate(counted, start=1)]
+        gradients_alone = 1 / np.sqrt(1 / 1.5**2 - 1 / (2 * 2.0) ** 2)
+        assert plan.gradient_noise_multiplier == pytest.approx(gradients_alone)
+        stddevs = [stddev for _, index, stddev in calls if index == 0]
+        np.testing.assert_allclose(stddevs, gradients_alone * np.array(used), rtol=1e-6)
+        record = tfdp.read_ledger(tmp_path / "ledger.jsonl")
+        np.testing.assert_allclose(record.clip_norms, used, rtol=1e-6)
+        found = [entry["noisy_fraction"] for entry in record.entries if "noisy_fraction" in entry]
+        np.testing.assert_allclose(found, fractions, rtol=1e-6)
+
+    def test_a_unit_that_is_not_finite_counts_for_nothing(self, plan_of, noise_is, counts_are, draws_are, tmp_path):
+        plan = plan_of(clip=QUANTILE)
+        noise_is(lambda shape, step, index: np.zeros(shape))
+        draws_are([0, 2, 5])
+        x, y = records()
+        x[2] = np.nan
+        y[5] *= 1e3
+        fit(network(), plan, tmp_path / "ledger.jsonl", data=(x, y))
+        assert counts_are == [(1, 0.5 - 0.5, 2.0)]
+
+    @pytest.mark.parametrize("batch", ["empty", "everybody"])
+    def test_noise_is_that_of_the_accounting(self, plan_of, tmp_path, batch):
+        """Measured on updates and ledger alone, gradients of zero: two-sided chi-square, false alarms 1e-6 each.
+
+        What both noises amount to together is the noise multiplier that the event was made from.
+        """
+        sampling = {"batch": 1e-4} if batch == "empty" else {"scheme": "full_batch", "batch": UNITS}
+        clip = "{quantile: 0.5, initial: 1.5, learning_rate: 1.0e-6, count_noise: 1.0}"
+        steps = 150
+        plan = plan_of(clip=clip, noise=1.6, steps=steps, **sampling)
+        model = keras.Sequential([keras.Input((FEATURES,)), keras.layers.Dense(1, use_bias=False)])
+        model.set_weights([np.zeros((FEATURES, 1))])
+        trail = [model.get_weights()[0].ravel()]
+        watch = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: trail.append(model.get_weights()[0].ravel())
+        )
+        data = np.zeros((UNITS, FEATURES), np.float32), np.zeros((UNITS, 1), np.float32)
+        fit(model, plan, tmp_path / "ledger.jsonl", steps=steps, data=data, callbacks=[watch])
+        record = tfdp.read_ledger(tmp_path / "ledger.jsonl")
+        norms = np.array(record.clip_norms)[:, None]
+        gradients = np.diff(np.array(trail, np.float64), axis=0) * plan.expected_batch_size / norms
+        below = 0.0 if batch == "empty" else 0.5 * UNITS
+        fractions = np.array([entry["noisy_fraction"] for entry in record.entries if "noisy_fraction" in entry])
+        counts = (fractions - 0.5) * plan.expected_batch_size - below
+        assert counts.shape == (steps,)
+        assert len(set(counts)) == steps
+        wanted = (1 / np.sqrt(1 / 1.6**2 - 1 / 4), 1.0)
+        for values, deviation in zip((gradients, counts), wanted, strict=True):
+            statistic = stats.chi2.cdf((values**2).sum() / deviation**2, values.size)
+            assert 5e-7 < statistic < 1 - 5e-7
+        joint = 1 / np.sqrt(1 / (gradients**2).mean() + 1 / (4 * (counts**2).mean()))
+        assert joint == pytest.approx(1.6, rel=0.3)
+        assert plan.step_event == plan_of(noise=1.6, steps=steps, **sampling).step_event
+
+    def test_a_second_fit_and_a_new_process_go_on_from_the_ledger(self, plan_of, tmp_path):
+        """The clip norm comes from the lines so far; a fraction that a crash took moves nothing."""
+        plan = plan_of(clip=QUANTILE, steps=8)
+        ledger, folder = tmp_path / "ledger.jsonl", tmp_path / "checkpoint"
+        model = network()
+        fit(model, plan, ledger, steps=2)
+        fit(model, plan, ledger, steps=2)
+        record = tfdp.read_ledger(ledger)
+        rule, norms = plan.adaptive_clipping, record.clip_norms
+        found = [entry["noisy_fraction"] for entry in record.entries if "noisy_fraction" in entry]
+        assert norms[0] == 2.5
+        assert norms[1:] == [rule.following(n, f) for n, f in zip(norms[:3], found[:3], strict=True)]
+        assert len(set(norms)) == 4
+        with Ledger.create_or_open(ledger, plan.to_dict()) as opened:
+            assert opened.clip_norm == rule.following(norms[3], found[3])  # from the line at the end of the fit
+            opened.append_step(5)  # a step that a crash took with it
+            with pytest.raises(LedgerError, match="one finite noisy fraction"):
+                opened.release(float("nan"))
+        again, lost = network(), tfdp.read_ledger(ledger).clip_norms[-1]
+        fit(again, plan, ledger, steps=2, checkpoint=folder)
+        assert tfdp.read_ledger(ledger).clip_norms[5] == lost
+
+    def test_a_torn_line_leaves_the_norm(self, plan_of, tmp_path):
+        plan, ledger = plan_of(clip=QUANTILE, steps=8), tmp_path / "ledger.jsonl"
+        with Ledger.create_or_open(ledger, plan.to_dict()) as opened:
+            opened.append_step(1)
+            opened.release(0.9)
+            moved = opened.clip_norm
+            opened.append_step(2)
+            opened.release(0.1)
+        whole = ledger.read_bytes()
+        ledger.write_bytes(whole + b'{"clip_norm":2.')
+        with Ledger.create_or_open(ledger, plan.to_dict()) as opened:
+            assert (opened.steps, opened.clip_norm) == (3, moved)
+            opened.append_step(4)
+        assert tfdp.read_ledger(ledger).clip_norms == [2.5, moved, moved]
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"clip_norm": 0.5}, "expected clip norm"),
+            ({"noisy_fraction": 0.4}, "expected clip norm"),
+            ({"clip_norm": None}, "expected the clip norm of the step"),
+        ],
+    )
+    def test_a_norm_that_does_not_follow_is_seen(self, plan_of, tmp_path, change, message):
+        """In a chain that holds together again."""
+        plan, ledger = plan_of(clip=QUANTILE, steps=8), tmp_path / "ledger.jsonl"
+        with Ledger.create_or_open(ledger, plan.to_dict()) as opened:
+            opened.append_step(1)
+            opened.release(0.9)
+            opened.append_step(2)
+        *lines, last = ledger.read_bytes().splitlines()
+        changed = {name: value for name, value in {**json.loads(last), **change}.items() if value is not None}
+        line = json.dumps(changed, sort_keys=True, separators=(",", ":")).encode()
+        ledger.write_bytes(b"\n".join([*lines, line]) + b"\n")
+        with pytest.raises(LedgerError, match=message):
+            tfdp.read_ledger(ledger)
+
+    def test_card(self, plan_of, tmp_path):
+        plan, ledger = plan_of(clip=QUANTILE, noise=1.5), tmp_path / "ledger.jsonl"
+        model = network()
+        fit(model, plan, ledger, steps=3)
+        written = tfdp.export(model, tmp_path)
+        card, norms = json.loads(written["json"].read_text()), tfdp.read_ledger(ledger).clip_norms
+        shown = card["accounting"]["adaptive_clipping"]
+        assert (shown["first"], shown["last"]) == (norms[0], norms[-1])
+        assert (shown["smallest"], shown["largest"]) == (min(norms), max(norms))
+        assert (shown["quantile"], shown["count_noise"]) == (0.5, 2.0)
+        assert shown["gradient_noise_multiplier"] == pytest.approx(plan.gradient_noise_multiplier)
+        assert card["accounting"]["noise_stddev"] == pytest.approx(plan.gradient_noise_multiplier * 2.5)
+        assert card["accounting"]["noise_multiplier"] == 1.5
+        (row,) = [each for each in card["data_accesses"] if each["name"] == "Choice of the clip norm"]
+        assert row["status"] == "covered"
+        for page in ("markdown", "html"):
+            assert "of gradients and count together" in written[page].read_text()
+        assert [finding for finding in tfdp.check_card(tmp_path) if finding.id == "PS080"] == []
+        (metrics,) = [each for each in card["data_accesses"] if each["name"] == "Metrics in the progress bar"]
+        assert "clip_norm" not in metrics["note"]  # what epsilon covers needs no warning
+
+    @pytest.mark.parametrize("field", ["gradient_noise_multiplier", "count_noise"])
+    def test_less_noise_than_was_accounted_is_found_in_the_ledger(self, plan_of, tmp_path, field):
+        """A header that was written with one of the noises smaller, under a digest that fits it."""
+        plan, ledger = plan_of(clip=QUANTILE, noise=1.5), tmp_path / "ledger.jsonl"
+        values = plan.to_dict()
+        values["adaptive_clipping"][field] *= 0.9
+        values["digest"] = contract_digest(values)
+        with Ledger.create_or_open(ledger, values) as opened:
+            opened.append_step(1)
+        record = tfdp.read_ledger(ledger)
+        noises = [row for row in compared(record, plan.spec) if row[0].startswith(("adaptive", "noise_multiplier"))]
+        wrong = [name for name, wanted, found in noises if wanted != pytest.approx(found)]
+        assert wrong == ["noise_multiplier", f"adaptive_clipping.{field}"]
+
+    @pytest.mark.parametrize("change", [{"gradient_noise_multiplier": 1.5}, {"count_noise": 1.0}])
+    def test_a_plan_with_other_noises_is_refused(self, plan_of, change):
+        plan = plan_of(clip=QUANTILE, noise=1.5)
+        with pytest.raises(PlanError, match="adaptive_clipping to be what the spec"):
+            dataclasses.replace(plan, adaptive_clipping=dataclasses.replace(plan.adaptive_clipping, **change))
+        with pytest.raises(PlanError, match="adaptive_clipping to be what the spec"):
+            dataclasses.replace(plan, adaptive_clipping=None)
+
+    def test_calibration_never_overshoots_with_the_count_included(self):
+        """Epsilon from both noises as they run, joined here by the formula for lengths; poisson and full batch."""
+        cases = (("poisson", 50, "null"), ("poisson", 200, 0.9), ("full_batch", "null", 30.0))
+        for scheme, batch, count_noise in cases:
+            sampling = f"{{scheme: {scheme}, expected_batch_size: {batch}, steps: 40}}"
+            spec = tfdp.PrivacySpec.from_text(SPEC.format(count_noise=count_noise, sampling=sampling))
+            plan = tfdp.make_plan(spec)
+            ran = plan.adaptive_clipping
+            joint = (ran.gradient_noise_multiplier**-2 + (2 * ran.count_noise) ** -2) ** -0.5
+            event = accounting.step_event(
+                scheme=scheme, sampling_probability=plan.sampling_probability, noise_multiplier=joint, num_units=1000
+            )
+            cost = accounting.epsilon(event, 40, delta=1e-5, adjacency="add_or_remove_one")
+            assert 0.998 * 6 < cost <= 6 * (1 + 1e-6)
+            assert ran.gradient_noise_multiplier > plan.noise_multiplier
+
+    def test_a_count_noise_that_calibration_cannot_afford_is_refused(self):
+        text = SPEC.format(count_noise=0.3, sampling="{scheme: full_batch, steps: 40}")
+        with pytest.raises(AccountingError, match="count_noise above half the noise multiplier"):
+            tfdp.make_plan(tfdp.PrivacySpec.from_text(text))
+        stated = text.replace("clip_norm:", "noise_multiplier: 5.0, clip_norm:")
+        with pytest.raises(PlanError, match=r"PS014 error: mechanism\.clip_norm\.count_noise"):
+            tfdp.make_plan(tfdp.PrivacySpec.from_text(stated))
+
+    def test_the_choice_of_the_norm_may_be_claimed_where_it_is_paid_for(self):
+        text = SPEC.format(count_noise="null", sampling="{scheme: full_batch, steps: 40}")
+        text = text.replace("[training]", "[training, clip_selection]")
+        assert "PS012" not in [finding.id for finding in tfdp.review(tfdp.PrivacySpec.from_text(text))]
+        fixed = re.sub(r"clip_norm: \{.*?\}", "clip_norm: 1.0", text)
+        assert "PS012" in [finding.id for finding in tfdp.review(tfdp.PrivacySpec.from_text(fixed))]
+
+    def test_a_digest_of_before_stays(self, plan_of):
+        """A plan with one clip norm has no word of this in its contract: ledgers of older versions go on."""
+        assert "adaptive_clipping" not in plan_of().to_dict()
+        assert "adaptive_clipping" in plan_of(clip=QUANTILE).to_dict()
+
+
+SPEC = """
+schema_version: "1.0"
+claim:
+  epsilon: 6.0
+  delta: 1.0e-5
+  adjacency: add_or_remove_one
+  privacy_unit: {{kind: example, description: one record}}
+  data_accesses: [training]
+data: {{num_units: 1000, size_is_public: true, deduplication: exact}}
+mechanism: {{clip_norm: {{quantile: 0.5, initial: 1.0, count_noise: {count_noise}}}}}
+sampling: {sampling}
+"""

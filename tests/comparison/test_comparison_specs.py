@@ -149,6 +149,7 @@ def test_a_release_that_the_claim_no_longer_covers():
         ("claim__privacy_unit__description", "One  Text"),
         ("mechanism__clip_norm", 2.0),
         ("mechanism__clip_norm", {"per_layer": 2.0}),
+        ("mechanism__clip_norm", {"quantile": 0.5, "initial": 2.0, "count_noise": 40.0}),
         ("sampling__steps", 40),
         ("sampling__microbatch_size", 8),
         ("sampling__microbatch_size", "auto"),

@@ -7,7 +7,7 @@
 | PS031         | error         | the spec in the ledger is not the one that the plan was made from            |
 | PS032, PS033  | error/warning | the cap of the budget is exceeded, or nearly used up                         |
 | PS040         | warning       | trials are called accounted that no ledger has                               |
-| PS041         | warning       | a clip norm chosen after a look at gradients of the private data             |
+| PS041         | error/warning | a clip norm chosen after a look at gradients of the private data             |
 | PS042         | error/warning | randomness with a fixed seed, or not from the operating system               |
 | PS050, PS051  | warning/note  | no metrics per group; a group too small to show                              |
 | PS052 - PS054 | mixed         | no attack; an attack that refutes the claim; an attack without its numbers   |
@@ -57,7 +57,7 @@ def findings(
         *_claim(record, spec, account),
         *_differences(record, spec, account),
         *randomness(record),
-        *_looks(record),
+        *_looks(record, spec),
         *_model(record, inputs),
         *_budget(spec, spent),
         *_trials(spec, inputs),
@@ -261,15 +261,16 @@ def randomness(record: LedgerRecord) -> Iterator[Finding]:
         yield _finding("PS042", "warning", "mechanism.rng", message, fix)
 
 
-def _looks(record: LedgerRecord) -> Iterator[Finding]:
+def _looks(record: LedgerRecord, spec: PrivacySpec) -> Iterator[Finding]:
     """PS041."""
     if any(look.get("what") == "clip_norm" and not look.get("public") for look in record.of_kind("data_access")):
         message = (
             "expected a clip norm chosen on nothing or on public data, received one chosen after a look at gradients "
             "of the private data, an access that epsilon does not count."
         )
-        fix = "Use a default such as 1.0, or choose it on public data."
-        yield _finding("PS041", "warning", "mechanism.clip_norm", message, fix)
+        fix = "Use a default such as 1.0, choose it on public data, or let it follow a quantile, which is paid for."
+        severity = "error" if "clip_selection" in spec.claim.data_accesses else "warning"
+        yield _finding("PS041", severity, "mechanism.clip_norm", message, fix)
 
 
 def _budget(spec: PrivacySpec, spent: Budget) -> Iterator[Finding]:

@@ -2,7 +2,7 @@
 
 Whoever looks at gradients of private data learns about them, and so does whoever sees the norm that was chosen: epsilon
 does not cover it. The look is noted before it happens, and the card lists it. A clip norm that costs nothing is a
-default (1.0), or one that was chosen on public data.
+default (1.0), or one that was chosen on public data; one that is paid for is `clip_norm: {quantile: ...}`.
 """
 
 from __future__ import annotations

@@ -308,10 +308,11 @@ _ENTRIES: tuple[Entry, ...] = (
     ),
     Entry(
         "PS041",
-        ("warning",),
+        ("warning", "error"),
         "The clip norm was chosen from gradients of the private data.",
-        "Looking at the norms is an access that no epsilon counts.",
-        "Use a default such as 1.0, or public data.",
+        "Looking at the norms is an access that no epsilon counts. An error where the claim says that it covers the "
+        "choice.",
+        "Use a default such as 1.0, or public data, or let the norm follow a quantile, which is paid for.",
         ("data", "card"),
     ),
     Entry(

@@ -9,6 +9,7 @@ from tfdp.findings import Finding, Severity
 from tfdp.review.waivers import written_waiver
 from tfdp.spec import PrivacySpec
 from tfdp.spec.choices import meaning
+from tfdp.spec.fields import Clipping
 from tfdp.spec.numbers import rounded_down, shown, with_article
 
 RELATIVE_SLACK = 1e-6  # floating point only: never a tolerance of the claim
@@ -143,8 +144,10 @@ def claim_is_covered(spec: PrivacySpec) -> Iterator[Finding]:
     if "training" not in claim.data_accesses:
         message = "expected training among data_accesses, received a claim that leaves the training out."
         yield spec.finding("PS012", Severity.ERROR, path, message, "Add training.")
+    clipping = spec.mechanism.clip_norm
+    paid = {"clip_selection"} if isinstance(clipping, Clipping) and clipping.quantile is not None else set()
     for access in ("clip_selection", "evaluation"):
-        if access in claim.data_accesses:
+        if access in claim.data_accesses and access not in paid:
             message = (
                 f"expected data_accesses that are accounted, received {access}: epsilon counts training steps only."
             )

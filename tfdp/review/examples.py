@@ -107,6 +107,10 @@ _TRUNCATED = {"sampling.scheme": "truncated_poisson", "sampling.truncated_batch_
 _CALIBRATED = {"mechanism.noise_multiplier": None}
 _SHORT = {"claim.epsilon": 0.17, "sampling.epochs": ..., "sampling.steps": 20}
 _COSTLY = {"claim.epsilon": 3.1, "mechanism.noise_multiplier": 0.5, "sampling.epochs": ..., "sampling.steps": 1}
+_CLIP_SELECTION = {
+    "claim.data_accesses": ["training", "clip_selection"],
+    "mechanism.clip_norm": {"quantile": 0.5, "initial": 1.0},
+}
 _WAIVER = {"finding": "PS008", "reason": "known", "owner": "Ada", "expires": "2999-01-31"}
 _EXPIRED = {"waivers": [{**_WAIVER, "expires": "2020-01-31"}]}
 _UNOWNED = {"waivers": [{name: value for name, value in _WAIVER.items() if name != "owner"}]}
@@ -260,6 +264,11 @@ EXAMPLES: dict[str, tuple[Case, ...]] = {
     "PS041": (
         _data("warning", {"clip_norm_source": "private"}, {"clip_norm_source": "public"}),
         _card("warning", Example(runs=(Ran(public_look=False),)), Example(runs=(Ran(public_look=True),))),
+        _card(
+            "error",
+            Example(_CLIP_SELECTION, runs=(Ran(public_look=False),)),
+            Example(_CLIP_SELECTION, runs=(Ran(public_look=True),)),
+        ),
     ),
     "PS042": (
         _spec("note", {"mechanism.rng": "prng"}, {"mechanism.rng": "csprng"}),

@@ -34,21 +34,30 @@ def population(spec: PrivacySpec) -> tuple[int, str]:
 
 
 def _clipping_conflicts(spec: PrivacySpec) -> Iterator[Conflict]:
-    clipping, path = spec.mechanism.clip_norm, ("mechanism", "clip_norm")
+    clipping, sigma, path = spec.mechanism.clip_norm, spec.mechanism.noise_multiplier, ("mechanism", "clip_norm")
     if not isinstance(clipping, Clipping):
         return
     if (clipping.per_layer is None) == (clipping.quantile is None):
         what = "neither" if clipping.quantile is None else "both"
         message = f"expected a number, or either per_layer or quantile, received {what}."
         yield path, message, "Keep one of them." if what == "both" else f"Write {spec.snippet('clip_norm', '1.0')}."
-    elif clipping.quantile is not None:
-        message = "expected a clip norm that stays, received quantile, which is not built yet."
-        yield (*path, "quantile"), message, f"Write {spec.snippet('clip_norm', '1.0')}, or per_layer."
     elif clipping.per_layer is not None:
         for name in ("initial", "learning_rate", "count_noise"):
             if getattr(clipping, name) is not None:
                 message = f"expected no {name} with per_layer, received {shown(getattr(clipping, name))}."
                 yield (*path, name), message, "Delete it: norms of layers stay as they are."
+    elif clipping.initial is None:
+        message = "expected initial, the clip norm of the first step, received nothing."
+        yield path, message, f"Add it. {spec.such_as((*path, 'initial'), 1.0)}"
+    elif clipping.count_noise is not None and sigma is not None and not 2 * clipping.count_noise > sigma:
+        message = (
+            f"expected count_noise above noise_multiplier / 2 = {shown(sigma / 2)}, received "
+            f"{shown(clipping.count_noise)}: the count alone would tell more than that noise allows."
+        )
+        fix = (
+            f"Write {spec.snippet('count_noise', shown(max(2 * sigma, 1.0)))} or more: a small part of the batch size."
+        )
+        yield (*path, "count_noise"), message, fix
 
 
 def _batch_conflicts(spec: PrivacySpec) -> Iterator[Conflict]:

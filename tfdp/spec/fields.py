@@ -108,7 +108,7 @@ NormsByPattern = Annotated[dict[str, PositiveNumber], Field(min_length=1)]
 
 
 class Clipping(Section):
-    """A clip norm for each layer; one that follows a quantile of the norms is not built yet, and refused."""
+    """A clip norm for each layer, or one that follows a quantile of the norms. One of the two."""
 
     per_layer: (
         Annotated[Annotated[PositiveNumber, Tag(NUMBER)] | Annotated[NormsByPattern, Tag(FIELDS)], Discriminator(_kind)]
@@ -135,7 +135,7 @@ class Mechanism(Section):
     clip_norm: Annotated[
         Annotated[PositiveNumber, Tag(NUMBER)] | Annotated[Clipping, Tag(FIELDS)], Discriminator(_kind)
     ]
-    """The most one unit moves the sum of gradients, in L2 (C): a number; or fields, with per_layer."""
+    """The most one unit moves the sum of gradients, in L2 (C): a number; or fields, per_layer or quantile."""
     noise_multiplier: PositiveNumber | None = None
     """Standard deviation of the noise divided by clip_norm (sigma). null: calibrated to the claim. With
     clip_norm.quantile it is that of gradients and count together: the gradients get a little more."""

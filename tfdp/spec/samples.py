@@ -24,7 +24,7 @@ EXAMPLES: dict[str, list[Any]] = {
     "Data.num_units": [60000],
     "Data.num_records": [240173],
     "Data.size_is_public": [True],
-    "Mechanism.clip_norm": [1.0, {"per_layer": 1.0}],
+    "Mechanism.clip_norm": [1.0, {"per_layer": 1.0}, {"quantile": 0.5, "initial": 1.0}],
     "Clipping.per_layer": [1.0, {"*embedding*": 0.5, "*": 1.0}],
     "Clipping.quantile": [0.5],
     "Clipping.initial": [1.0],

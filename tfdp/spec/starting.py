@@ -157,7 +157,7 @@ def _mechanism(answers: Answers) -> list[_Line]:
         ("mechanism:", None),
         (
             f"  clip_norm: {_number(answers.clip_norm)}",
-            "C: the most one unit moves a sum of gradients, in L2; or per_layer",
+            "C: the most one unit moves a sum of gradients, in L2; or per_layer, quantile",
         ),
         (f"  noise_multiplier: {sigma}", calibrated if answers.noise_multiplier is None else given),
     ]
