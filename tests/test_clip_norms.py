@@ -229,9 +229,8 @@ class TestQuantile:
         record = tfdp.read_ledger(tmp_path / "ledger.jsonl")
         norms = np.array(record.clip_norms)[:, None]
         gradients = np.diff(np.array(trail, np.float64), axis=0) * plan.expected_batch_size / norms
-        below = 0.0 if batch == "empty" else 0.5 * UNITS
         fractions = np.array([entry["noisy_fraction"] for entry in record.entries if "noisy_fraction" in entry])
-        counts = (fractions - 0.5) * plan.expected_batch_size - below
+        counts = (fractions - 0.5) * plan.expected_batch_size  # units without a gradient count for nothing
         assert counts.shape == (steps,)
         assert len(set(counts)) == steps
         wanted = (1 / np.sqrt(1 / 1.6**2 - 1 / 4), 1.0)
@@ -323,18 +322,33 @@ class TestQuantile:
         assert "clip_norm" not in metrics["note"]  # what epsilon covers needs no warning
 
     @pytest.mark.parametrize("field", ["gradient_noise_multiplier", "count_noise"])
-    def test_less_noise_than_was_accounted_is_found_in_the_ledger(self, plan_of, tmp_path, field):
+    def test_less_noise_than_was_accounted_is_refused_by_whoever_reads_the_ledger(self, plan_of, tmp_path, field):
         """A header that was written with one of the noises smaller, under a digest that fits it."""
         plan, ledger = plan_of(clip=QUANTILE, noise=1.5), tmp_path / "ledger.jsonl"
         values = plan.to_dict()
         values["adaptive_clipping"][field] *= 0.9
         values["digest"] = contract_digest(values)
+        for _ in range(2):  # the writer that makes it, and everybody who reads it
+            with pytest.raises(LedgerError, match=r"noise multiplier 1\.5 together"):
+                Ledger.create_or_open(ledger, values)
+            with pytest.raises(LedgerError, match=r"noise multiplier 1\.5 together"):
+                tfdp.read_ledger(ledger)
+
+    def test_noises_that_were_divided_in_another_way_differ_from_the_spec(self, plan_of, tmp_path):
+        """Together they are what was accounted, so the ledger stands; the comparison with the spec names them."""
+        plan, ledger = plan_of(clip=QUANTILE, noise=1.5), tmp_path / "ledger.jsonl"
+        values = plan.to_dict()
+        other = accounting.adaptive_clipping(
+            noise_multiplier=1.5, quantile=0.4, expected_batch_size=6, learning_rate=0.1, count_noise=3.0
+        )
+        values["adaptive_clipping"] = other.to_dict()
+        values["digest"] = contract_digest(values)
         with Ledger.create_or_open(ledger, values) as opened:
             opened.append_step(1)
-        record = tfdp.read_ledger(ledger)
-        noises = [row for row in compared(record, plan.spec) if row[0].startswith(("adaptive", "noise_multiplier"))]
-        wrong = [name for name, wanted, found in noises if wanted != pytest.approx(found)]
-        assert wrong == ["noise_multiplier", f"adaptive_clipping.{field}"]
+        rows = compared(tfdp.read_ledger(ledger), plan.spec)
+        wrong = {name for name, wanted, found in rows if wanted != pytest.approx(found)}
+        fields = ("quantile", "learning_rate", "count_noise", "gradient_noise_multiplier")
+        assert wrong == {f"adaptive_clipping.{name}" for name in fields}
 
     @pytest.mark.parametrize("change", [{"gradient_noise_multiplier": 1.5}, {"count_noise": 1.0}])
     def test_a_plan_with_other_noises_is_refused(self, plan_of, change):

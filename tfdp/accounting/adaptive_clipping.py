@@ -2,8 +2,9 @@
 
 In every step t the sum of gradients clipped to C_t gets noise of standard deviation z_g * C_t, and the count of units
 whose norm is at most C_t gets noise sigma_b. A unit counts +1/2 where its norm is at most C_t and -1/2 where it is
-larger (half of the expected batch size is added afterwards: a constant), so that it moves the count by at most 1/2. In
-units of their noise one unit then moves gradients and count together by at most
+larger (half of the expected batch size is added afterwards: a constant), so that it moves the count by at most 1/2. One
+that adds nothing to the gradients counts 0. In units of their noise one unit then moves gradients and count together by
+at most
 
     sqrt(1 / z_g^2 + 1 / (2 sigma_b)^2) = 1 / z:
 
@@ -11,8 +12,12 @@ both are one Gaussian mechanism with noise multiplier z, and that is what is acc
 
     z_g = (z^-2 - (2 sigma_b)^-2)^(-1/2)                                           (Theorem 1 of the paper)
 
-Replacing a unit moves both by twice as much, as the event of one Gaussian does. What follows from the count, the next
-clip norm C_(t+1) = C_t * exp(-learning_rate * (noisy fraction - quantile)), is processing of what was released.
+That is a bound on the length of what a unit adds, as it is for gradients alone, so every event of a Gaussian mechanism
+holds with z, and for each adjacency: a unit that is there or not, or is replaced by one that contributes nothing, moves
+the two by its own contribution; one that is replaced by another, by the difference of two.
+
+What follows from the count, the next clip norm C_(t+1) = C_t * exp(-learning_rate * (noisy fraction - quantile)), is
+processing of what was released; a step is clipped, noised and counted with the norm from before its batch.
 """
 
 from __future__ import annotations
@@ -24,10 +29,9 @@ from typing import Any
 import numpy as np
 
 from tfdp.errors import AccountingError
+from tfdp.spec.fields import MOVING_CLIP_NORMS
 
 LEARNING_RATE = 0.2  # of the paper
-# Where float32 holds norms and noise well; a noisy count may drive the norm anywhere in between.
-SMALLEST, LARGEST = 1e-6, 1e12
 _MOST_AT_ONCE = 10.0  # of the exponent: a wild count moves the norm by a factor of 22,000
 
 
@@ -52,6 +56,11 @@ class AdaptiveClipping:
     def joint_noise_multiplier(self) -> float:
         """z, of the one Gaussian mechanism that gradients and count together are."""
         return 1 / math.hypot(1 / self.gradient_noise_multiplier, 1 / (2 * self.count_noise))
+
+    @property
+    def count_share(self) -> float:
+        """The part of 1 / z^2 that is the count's: (z / (2 sigma_b))^2."""
+        return (self.joint_noise_multiplier / (2 * self.count_noise)) ** 2
 
     def following(self, clip_norm: float, noisy_fraction: float) -> float:
         """The clip norm of the next step, a number that float32 holds exactly.
@@ -118,7 +127,8 @@ def adaptive_clipping(
 
 def held(clip_norm: float) -> float:
     """The clip norm as float32 holds it, which is what clips: noise and ledger go by the same number."""
-    return float(np.float32(min(max(clip_norm, SMALLEST), LARGEST)))
+    smallest, largest = MOVING_CLIP_NORMS
+    return float(np.float32(min(max(clip_norm, smallest), largest)))
 
 
 def _is_positive(value: Any) -> bool:

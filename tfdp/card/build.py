@@ -20,6 +20,7 @@ from tfdp.card.model import (
     AdaptiveClipping,
     Budget,
     Claim,
+    ClipNormPoint,
     Data,
     DeltaPoint,
     Group,
@@ -42,6 +43,7 @@ from tfdp.ledger import LedgerRecord
 from tfdp.spec import PrivacySpec
 
 _CURVE_POINTS = 16
+_CLIP_NORM_POINTS = 40
 _CURVE_DELTAS = tuple(10.0**exponent for exponent in range(-10, -1))
 _FALSE_POSITIVE_RATES = (0.001, 0.01, 0.05, 0.1)
 
@@ -157,8 +159,20 @@ def _adaptive_clipping(record: LedgerRecord) -> AdaptiveClipping | None:
     described = record.plan.get("adaptive_clipping")
     if described is None:
         return None
-    norms = record.clip_norms or [float(record.plan["clip_norm"])]  # every line was cut short
-    return AdaptiveClipping(**described, first=norms[0], last=norms[-1], smallest=min(norms), largest=max(norms))
+    # Lines that were cut short hold no norm.
+    used = [(entry["step"], entry["clip_norm"]) for entry in record.of_kind("step") if "clip_norm" in entry]
+    norms = [norm for _, norm in used] or [float(record.plan["clip_norm"])]
+    last = len(used) - 1
+    kept = sorted({index * last // _CLIP_NORM_POINTS for index in range(_CLIP_NORM_POINTS + 1)}) if used else []
+    return AdaptiveClipping(
+        **described,
+        count_share=accounting.AdaptiveClipping.from_dict(described).count_share,
+        first=norms[0],
+        last=norms[-1],
+        smallest=min(norms),
+        largest=max(norms),
+        over_steps=tuple(ClipNormPoint(step=used[index][0], clip_norm=used[index][1]) for index in kept),
+    )
 
 
 def _layer_clip_norms(record: LedgerRecord) -> dict[str, float] | None:

@@ -76,6 +76,11 @@ class DeltaPoint(Section):
     epsilon: Bound
 
 
+class ClipNormPoint(Section):
+    step: Count
+    clip_norm: Annotated[float, Field(gt=0)]
+
+
 class AdaptiveClipping(Section):
     """A clip norm that followed a noisy count of units."""
 
@@ -86,11 +91,15 @@ class AdaptiveClipping(Section):
     """Standard deviation of the noise on the count."""
     gradient_noise_multiplier: Annotated[float, Field(gt=0)]
     """Of the gradients alone; noise_multiplier is that of gradients and count together."""
+    count_share: Annotated[float, Field(gt=0, lt=1)]
+    """The count's part of 1/noise_multiplier^2, which the gradients have the rest of."""
     first: Annotated[float, Field(gt=0)]
     """Clip norm of the first step."""
     last: Annotated[float, Field(gt=0)]
     smallest: Annotated[float, Field(gt=0)]
     largest: Annotated[float, Field(gt=0)]
+    over_steps: tuple[ClipNormPoint, ...]
+    """As steps used it: the first, the last, and some between."""
 
 
 class Accounting(Section):

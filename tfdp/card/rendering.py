@@ -247,6 +247,7 @@ def _plots(card: PrivacyCard) -> dict[str, Any]:
             levels=[target],
             title="Epsilon over the executed steps",
         ),
+        "clip_norms": _clip_norm_plot(card),
         "delta": line_chart(
             [Series("epsilon", [(point.delta, _finite(point.epsilon)) for point in account.epsilon_of_delta])],
             x=Axis("delta", log=True),
@@ -261,6 +262,16 @@ def _plots(card: PrivacyCard) -> dict[str, Any]:
 
 def _finite(bound: Bound) -> float | None:
     return bound.value
+
+
+def _clip_norm_plot(card: PrivacyCard) -> Markup | None:
+    adaptive = card.accounting.adaptive_clipping
+    if adaptive is None:
+        return None
+    points = [(point.step, point.clip_norm) for point in adaptive.over_steps]
+    spread = adaptive.largest > 10 * adaptive.smallest
+    y = Axis("clip norm", log=spread, zero=not spread)
+    return line_chart([Series("clip norm", points)], x=Axis("step", whole=True), y=y, title="Clip norm by step")
 
 
 def _loss_plot(card: PrivacyCard) -> Markup | None:

@@ -23,6 +23,7 @@ norm includes what rounding may leave of them in the sum.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -135,9 +136,11 @@ def factors_of_variables(
 def centred_count(norms: Any, clip_norm: Any, unit_weight: Any) -> Any:
     """Sum over units of +1/2 where the norm is at most C and -1/2 where it is larger: one unit moves it by 1/2 at most.
 
-    A unit that is not finite contributes 0, and so does padding.
+    Padding contributes 0, and so does a unit that adds nothing to the sum of gradients: one that is not finite, or
+    whose gradient is zero. A null record in the place of a unit (zero_out) then moves both sums as an absent one does.
     """
-    present = tf.logical_and(tf.math.is_finite(norms), unit_weight > 0)
+    adds = tf.logical_and(tf.math.is_finite(norms), norms >= math.sqrt(SMALLEST_SQUARED_NORM))
+    present = tf.logical_and(adds, unit_weight > 0)
     return tf.reduce_sum(tf.where(present, tf.where(norms <= clip_norm, 0.5, -0.5), 0.0))
 
 

@@ -32,7 +32,8 @@ class ClipNormTrail:
         current: of the next step.
 
     Raises:
-        AccountingError: the plan describes no such clip norm that can be.
+        AccountingError: the plan describes no such clip norm that can be, or one whose two noises are not together the
+            noise multiplier that epsilon is computed from.
     """
 
     def __init__(self, plan: Mapping[str, Any]):
@@ -40,6 +41,13 @@ class ClipNormTrail:
         self._rule = None if described is None else AdaptiveClipping.from_dict(described)
         self.current = float(plan["clip_norm"]) if self._rule is None else held(float(plan["clip_norm"]))
         self._released: float | None = None
+        if self._rule is not None:
+            joint, accounted = self._rule.joint_noise_multiplier, plan["noise_multiplier"]
+            if not math.isclose(joint, accounted, rel_tol=1e-9):
+                raise AccountingError(
+                    f"Expected noises of gradients and count that are noise multiplier {accounted!r} together. "
+                    f"Received: {joint!r}."
+                )
 
     @property
     def moves(self) -> bool:

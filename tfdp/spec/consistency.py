@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tfdp.spec.fields import Clipping
+from tfdp.spec.fields import MOVING_CLIP_NORMS, Clipping
 from tfdp.spec.numbers import counted, rounded_up, shown
 from tfdp.spec.starting import suggested_truncation
 
@@ -49,6 +49,11 @@ def _clipping_conflicts(spec: PrivacySpec) -> Iterator[Conflict]:
     elif clipping.initial is None:
         message = "expected initial, the clip norm of the first step, received nothing."
         yield path, message, f"Add it. {spec.such_as((*path, 'initial'), 1.0)}"
+    elif not MOVING_CLIP_NORMS[0] <= clipping.initial <= MOVING_CLIP_NORMS[1]:
+        message = (
+            f"expected initial from 1e-6 to 1e12, which a norm that moves keeps to, received {shown(clipping.initial)}."
+        )
+        yield (*path, "initial"), message, f"Write {spec.snippet('initial', '1.0')}."
     elif clipping.count_noise is not None and sigma is not None and not 2 * clipping.count_noise > sigma:
         message = (
             f"expected count_noise above noise_multiplier / 2 = {shown(sigma / 2)}, received "

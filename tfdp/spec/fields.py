@@ -104,6 +104,8 @@ class Data(Section):
     """Duplicates removed before training. A text that occurs twice is protected once."""
 
 
+# Where float32 holds norms and noise well; a noisy count may drive a clip norm anywhere in between.
+MOVING_CLIP_NORMS = (1e-6, 1e12)
 NormsByPattern = Annotated[dict[str, PositiveNumber], Field(min_length=1)]
 
 
@@ -120,7 +122,7 @@ class Clipping(Section):
     """The part of the units that is to stay below the clip norm, such as 0.5. A noisy count of them moves the norm
     after every step (Andrew et al. 2021); it costs a part of epsilon, which noise_multiplier counts in."""
     initial: PositiveNumber | None = None
-    """With quantile, the clip norm of the first step. Required there."""
+    """With quantile, the clip norm of the first step. Required there; from 1e-6 to 1e12."""
     learning_rate: PositiveNumber | None = None
     """With quantile, how fast the clip norm moves: by a factor exp(-learning_rate * (counted part - quantile)) a step.
     null: 0.2."""
