@@ -309,17 +309,29 @@ class TestQuantile:
         shown = card["accounting"]["adaptive_clipping"]
         assert (shown["first"], shown["last"]) == (norms[0], norms[-1])
         assert (shown["smallest"], shown["largest"]) == (min(norms), max(norms))
+        assert [(point["step"], point["clip_norm"]) for point in shown["over_steps"]] == list(enumerate(norms, start=1))
         assert (shown["quantile"], shown["count_noise"]) == (0.5, 2.0)
+        assert shown["count_share"] == pytest.approx(1.5**2 / (2 * 2.0) ** 2)
         assert shown["gradient_noise_multiplier"] == pytest.approx(plan.gradient_noise_multiplier)
         assert card["accounting"]["noise_stddev"] == pytest.approx(plan.gradient_noise_multiplier * 2.5)
         assert card["accounting"]["noise_multiplier"] == 1.5
         (row,) = [each for each in card["data_accesses"] if each["name"] == "Choice of the clip norm"]
         assert row["status"] == "covered"
         for page in ("markdown", "html"):
-            assert "of gradients and count together" in written[page].read_text()
+            text = written[page].read_text()
+            assert "of gradients and count together" in text
+            assert "14.07%" in text  # of the accounting, rounded up
+        assert 'aria-label="Clip norm by step"' in text
         assert [finding for finding in tfdp.check_card(tmp_path) if finding.id == "PS080"] == []
         (metrics,) = [each for each in card["data_accesses"] if each["name"] == "Metrics in the progress bar"]
         assert "clip_norm" not in metrics["note"]  # what epsilon covers needs no warning
+        for field, value in (("count_noise", 1.0), ("count_share", 0.01), ("last", 9.0), ("over_steps", [])):
+            changed = json.loads(written["json"].read_text())
+            changed["accounting"]["adaptive_clipping"][field] = value
+            (tmp_path / "changed").mkdir(exist_ok=True)
+            (tmp_path / "changed" / "MODEL_CARD.json").write_text(json.dumps(changed))
+            found = tfdp.check_card(tmp_path / "changed" / "MODEL_CARD.json", ledger=ledger)
+            assert any(finding.id == "PS080" and "adaptive_clipping" in finding.where for finding in found), field
 
     @pytest.mark.parametrize("field", ["gradient_noise_multiplier", "count_noise"])
     def test_less_noise_than_was_accounted_is_refused_by_whoever_reads_the_ledger(self, plan_of, tmp_path, field):
@@ -381,6 +393,11 @@ class TestQuantile:
         stated = text.replace("clip_norm:", "noise_multiplier: 5.0, clip_norm:")
         with pytest.raises(PlanError, match=r"PS014 error: mechanism\.clip_norm\.count_noise"):
             tfdp.make_plan(tfdp.PrivacySpec.from_text(stated))
+
+    @pytest.mark.parametrize("initial", [9e-7, 1.1e12])
+    def test_an_initial_norm_that_a_moving_one_never_has_is_refused(self, plan_of, initial):
+        with pytest.raises(PlanError, match=r"PS014 error: mechanism\.clip_norm\.initial: .* from 1e-6 to 1e12"):
+            plan_of(clip=f"{{quantile: 0.5, initial: {initial}}}")
 
     def test_the_choice_of_the_norm_may_be_claimed_where_it_is_paid_for(self):
         text = SPEC.format(count_noise="null", sampling="{scheme: full_batch, steps: 40}")

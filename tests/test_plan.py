@@ -208,6 +208,17 @@ def test_dictionary_is_plain_json(plan):
     assert set(data) == fields - {"adaptive_clipping"} | {"noise_stddev", "digest"}
 
 
+def test_dictionary_of_a_clip_norm_that_moves(plan_of):
+    moving = plan_of(clip="{quantile: 0.5, initial: 2.0, count_noise: 2.0}", noise=1.5)
+    data = json.loads(json.dumps(moving.to_dict(), allow_nan=False))
+    fields = {field.name for field in dataclasses.fields(Plan) if not field.name.startswith("_")}
+    assert set(data) == fields | {"noise_stddev", "digest"}
+    assert accounting.AdaptiveClipping.from_dict(data["adaptive_clipping"]) == moving.adaptive_clipping
+    assert data["noise_stddev"] == pytest.approx(2.0 / (1 / 1.5**2 - 1 / 4**2) ** 0.5)
+    others = ("{quantile: 0.4, initial: 2.0, count_noise: 2.0}", "{quantile: 0.5, initial: 2.0, count_noise: 2.1}")
+    assert len({moving.digest, *(plan_of(clip=clip, noise=1.5).digest for clip in others)}) == 3
+
+
 def test_same_spec_same_digest(plan):
     again = make_plan(spec_with())
     assert (again.digest, again) == (plan.digest, plan)

@@ -17,6 +17,7 @@ from scipy import stats
 import tfdp
 from tfdp.errors import BudgetExhaustedError, MisuseError, UnsupportedLayerError
 from tfdp.files import sha256_arrays
+from tfdp.noise import GaussianNoise
 from tfdp.sampling.poisson import PoissonSampler
 
 tf.config.set_logical_device_configuration(
@@ -302,6 +303,42 @@ def test_a_run_goes_on_from_its_checkpoint_and_stops_at_the_budget(plan_of, tmp_
     again.save(tmp_path / "model.keras")
     saved = keras.saving.load_model(tmp_path / "model.keras")
     assert tfdp.read_ledger(tmp_path / "ledger.jsonl").left(sha256_arrays(saved.get_weights()))
+
+
+@pytest.mark.parametrize("options", [{}, {"method": "vectorized"}, {"run_eagerly": True}])
+def test_a_clip_norm_that_follows_a_quantile(plan_of, noise_is, draws_are, tmp_path, monkeypatch, options):
+    """Counts are added up over the replicas, and get their noise once a step: updates and ledger of a single device."""
+    plan = plan_of(clip="{quantile: 0.5, initial: 0.8, learning_rate: 2.0, count_noise: 2.0}", noise=1.5, microbatch=2)
+    options, counted = dict(options), []
+    compiling = {"run_eagerly": True} if options.pop("run_eagerly", False) else {}
+
+    def noisy_count(self, count, stddev, *, step):
+        counted.append((step, count, stddev))
+        return count + 0.25 * step
+
+    monkeypatch.setattr(GaussianNoise, "noisy_count", noisy_count)
+
+    def trained(folder):
+        draws_are(*DRAWS)
+        noise_is(lambda shape, step, index: telling(shape, step, index))
+        model = compiled(network(), plan, keras.optimizers.SGD(1.0), **compiling)
+        fit(model, plan, tfdp.poisson_batches(records(), plan), folder, steps=4, **options)
+        return model
+
+    single = trained(tmp_path / "single").get_weights()
+    alone = counted.copy()
+    assert [step for step, _, _ in alone] == [1, 2, 3, 4]
+    assert -6 < alone[3][1] < 6  # some above, some below
+    counted.clear()
+    with STRATEGY.scope():
+        model = trained(tmp_path / "replicas")
+    assert_alike(model)
+    assert counted == alone
+    for value, wanted in zip(model.get_weights(), single, strict=True):
+        np.testing.assert_allclose(value, wanted, rtol=2e-5, atol=2e-6)
+    one, other = (tfdp.read_ledger(tmp_path / name / "ledger.jsonl") for name in ("single", "replicas"))
+    assert len(set(other.clip_norms)) > 2
+    np.testing.assert_allclose(other.clip_norms, one.clip_norms, rtol=1e-6)
 
 
 class TestRefusals:

@@ -9,6 +9,7 @@ import pytest
 from dp_accounting import dp_event
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from tfdp import accounting
 from tfdp.accounting import AdaptiveClipping, adaptive_clipping
@@ -45,6 +46,49 @@ def test_the_count_is_paid_for(adjacency, count_noise):
     assert apart == pytest.approx(together, rel=2e-3)
     alone = accounting.epsilon(gradients, steps, delta=delta, adjacency=adjacency)
     assert alone < together
+
+
+@pytest.mark.parametrize("adjacency", ["add_or_remove_one", "zero_out", "replace_one"])
+@pytest.mark.parametrize(("sigma", "count_noise"), [(4.0, 2.1), (4.0, 20.0), (1.5, 0.8)])
+def test_epsilon_of_full_batches_is_that_of_the_closed_form(adjacency, sigma, count_noise):
+    """Balle and Wang 2018 with mu from the noises as they run: neither less noise nor more is accounted than there is.
+
+    One unit moves the sum by 1/z_g and the count by 1/(2 sigma_b) standard deviations, twice that where it is replaced.
+    """
+    made = adaptive_clipping(noise_multiplier=sigma, quantile=0.5, expected_batch_size=10, count_noise=count_noise)
+    steps, delta = 9, 1e-5
+    moved = math.hypot(1 / made.gradient_noise_multiplier, 0.5 / made.count_noise) * (1 + (adjacency == "replace_one"))
+    mu = moved * math.sqrt(steps)
+    event = accounting.step_event(scheme="full_batch", sampling_probability=1.0, noise_multiplier=sigma, num_units=100)
+    found = accounting.epsilon(event, steps, delta=delta, adjacency=adjacency)
+
+    def delta_of(epsilon):
+        return stats.norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * stats.norm.cdf(-mu / 2 - epsilon / mu)
+
+    assert delta_of(found) <= delta * (1 + 1e-6) < delta_of(found * (1 - 2e-3))
+
+
+@pytest.mark.parametrize("count_noise", [0.55, 1.0, 8.0])
+def test_epsilon_of_one_sampled_step_is_that_of_an_integral_over_sum_and_count(count_noise):
+    """The two values that a step releases, one unit in it with probability q, on a grid; both directions."""
+    sigma, q, delta = 1.0, 0.2, 1e-3
+    made = adaptive_clipping(noise_multiplier=sigma, quantile=0.5, expected_batch_size=10, count_noise=count_noise)
+    event = accounting.step_event(scheme="poisson", sampling_probability=q, noise_multiplier=sigma, num_units=100)
+    found = accounting.epsilon(event, 1, delta=delta, adjacency="add_or_remove_one")
+    axis = np.linspace(-9, 10, 1901)
+    total, count = (  # density without the unit and with it, in standard deviations
+        (stats.norm.pdf(axis), stats.norm.pdf(axis - moved))
+        for moved in (1 / made.gradient_noise_multiplier, 0.5 / made.count_noise)
+    )
+    without = np.outer(total[0], count[0])
+    sampled = (1 - q) * without + q * np.outer(total[1], count[1])
+
+    def delta_of(epsilon):
+        ways = ((sampled, without), (without, sampled))
+        return max(np.maximum(p - math.exp(epsilon) * r, 0).sum() for p, r in ways) * (axis[1] - axis[0]) ** 2
+
+    assert delta_of(found) <= delta * (1 + 1e-3)
+    assert delta_of(found * 0.995) > delta
 
 
 def test_without_a_count_noise_it_is_a_twentieth_of_the_batch_but_at_least_sigma():
