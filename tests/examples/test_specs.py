@@ -66,3 +66,6 @@ def test_it_passes_and_its_numbers_are_right(path):
     assert said is not None
     assert float(said[1]) == pytest.approx(claim.delta * spec.data.num_units, rel=0.1)
     assert claim.delta * spec.data.num_units <= 0.1
+    if (alone := re.search(r"the gradients alone get .* = (\S+):", text)) is not None:
+        clipping = spec.mechanism.clip_norm
+        assert float(alone[1]) == pytest.approx((sigma**-2 - (2 * clipping.count_noise) ** -2) ** -0.5, rel=1e-6)
