@@ -106,12 +106,13 @@ class TestWhereItGoes:
         np.testing.assert_allclose(found, [0.5 + 0.5 / 6, 0.5 + 6 / 6, 0.5], atol=10 * 2e-3 / 6)
         assert [count for _, count in counted] == [0.5, 6.0, 0.0]
 
-    def test_units_without_a_gradient_count_for_nothing(self, plan_of, draws_are, counted, tmp_path):
+    @pytest.mark.parametrize("method", ["bookkeeping", "vectorized"])
+    def test_units_without_a_gradient_count_for_nothing(self, plan_of, draws_are, counted, tmp_path, method):
         plan = plan_of(clip="{quantile: 0.5, initial: 1.0, count_noise: 2.0}")
         draws_are(range(5))
         x, y = records_with([0.5] * 12)
         x[0], x[1], x[2] = 0.0, np.nan, 1e30  # whose square float32 does not hold
-        fit(linear(plan), plan, (x, y), tmp_path, steps=1)
+        fit(linear(plan), plan, (x, y), tmp_path, steps=1, method=method)
         assert counted == [(1, 2 * 0.5)]
 
 
