@@ -15,6 +15,7 @@ import pytest
 from scipy import stats
 
 import tfdp
+from tfdp.gradients import uses
 from tfdp.noise import GaussianNoise
 from tfdp.resume import run as resumable
 from tfdp.sampling.poisson import PoissonSampler
@@ -207,6 +208,31 @@ def test_other_batches_and_eager_steps(plan_of, counted, tmp_path, scheme, compi
     assert [step for step, _ in counted] == [1, 2, 3, 4]
     assert len(set(record.clip_norms)) == 4
     assert record.epsilon() == plan.epsilon(4)
+
+
+def test_kernels_that_are_formed_in_turn(plan_of, noise_is, draws_are, monkeypatch, tmp_path):
+    """Large ones, with several tokens, are clipped unit by unit in a loop of their own: to the same norm that moves."""
+    plan = plan_of(clip="{quantile: 0.5, initial: 0.3, learning_rate: 2.0, count_noise: 2.0}")
+    generator = np.random.default_rng(5)
+    x = (generator.normal(size=(12, 3, FEATURES)) * np.linspace(0.1, 3, 12)[:, None, None]).astype(np.float32)
+    y = generator.normal(size=(12, 3, 2)).astype(np.float32)
+    monkeypatch.setattr(GaussianNoise, "noisy_count", lambda self, count, stddev, *, step: count + 0.1)
+
+    def trained(name):
+        draws_are(range(12), [], [1, 5, 9])
+        noise_is(lambda shape, step, index: np.full(shape, 0.1 * index))
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((3, FEATURES)), keras.layers.Dense(4), keras.layers.Dense(2)])
+        model.compile(tfdp.dp_optimizer("sgd", plan, learning_rate=1.0), loss="mse", metrics=[])
+        return model, fit(model, plan, (x, y), tmp_path / name, steps=3)
+
+    at_once, wanted = trained("at once")
+    monkeypatch.setattr(uses.Outer, "is_formed_in_turn", property(lambda use: use.rows.shape[1] > 1))
+    in_turn, found = trained("in turn")
+    assert len(set(wanted.clip_norms)) == 3
+    np.testing.assert_allclose(found.clip_norms, wanted.clip_norms, rtol=1e-6)
+    for one, other in zip(in_turn.get_weights(), at_once.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
 
 
 class Killed(BaseException):

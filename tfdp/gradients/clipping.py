@@ -112,8 +112,8 @@ def factors_of_groups(of_groups: Sequence[Any], clip_norm: ClipNorm, unit_weight
         of_groups: squared norm [units] float32 of each group.
     """
     if not isinstance(clip_norm, PerLayer):
-        factors, norms = clip_factors(of_groups[0], clip_norm, unit_weight)
-        return [factors], norms
+        alone, norms = clip_factors(of_groups[0], clip_norm, unit_weight)
+        return [alone], norms
     norms = tf.sqrt(tf.add_n(of_groups))
     everywhere = tf.where(tf.math.is_finite(norms), unit_weight, 0.0)
     pairs = zip(of_groups, clip_norm.norms, strict=True)
