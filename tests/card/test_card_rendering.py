@@ -10,7 +10,7 @@ import jinja2
 import pytest
 from ruamel.yaml import YAML
 
-from tfdp.card import check_card, load_card, render_html
+from tfdp.card import check_card, load_card, render_html, render_markdown
 from tfdp.card.fields import clean_text
 from tfdp.card.formats import bound, exact, lower_bound, number, percent, seconds
 from tfdp.card.plots import Axis, Level, Series, bar_chart, line_chart
@@ -192,6 +192,26 @@ def test_front_matter_of_an_ordinary_card(run):
     (model,) = values["model-index"]
     assert model["name"] == "gpt2-small"
     assert [metric["type"] for result in model["results"] for metric in result["metrics"]] == ["perplexity"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "task"),
+    [
+        ("GPT2CausalLM", "text-generation"),
+        ("T5Seq2SeqLM", "text2text-generation"),
+        ("BertMaskedLM", "fill-mask"),
+        ("BertTextClassifier", "text-classification"),
+        ("Sequential", "other"),
+        (None, "other"),
+    ],
+)
+def test_front_matter_names_the_task_of_the_model(run, kind, task):
+    run.train().export()
+    card = load_card(run.directory / "MODEL_CARD.json")
+    model = card.provenance.model.model_copy(update={"kind": kind})
+    card = card.model_copy(update={"provenance": card.provenance.model_copy(update={"model": model})})
+    values, _ = front_matter(render_markdown(card))
+    assert {each["task"]["type"] for each in values["model-index"][0]["results"]} == {task}
 
 
 def test_markdown_tables_have_even_rows(run):

@@ -31,6 +31,13 @@ _BLOCK_START = re.compile(r"^(#|[+-](?=\s|$)|[-=]+$)")
 _LIST_START = re.compile(r"^(\d+)([.)])(?=\s|$)")
 _MOST_EPOCHS = 20
 _SEVERITIES = ("error", "warning", "note")
+# The hub's names of what a model is for, by the end of its class's name in KerasHub.
+_TASKS = {
+    "CausalLM": "text-generation",
+    "Seq2SeqLM": "text2text-generation",
+    "MaskedLM": "fill-mask",
+    "TextClassifier": "text-classification",
+}
 
 
 def render_markdown(card: PrivacyCard) -> str:
@@ -63,9 +70,11 @@ def front_matter(card: PrivacyCard) -> str:
     }
     if card.legal.licence is not None:
         values["license"] = _one_line(card.legal.licence)
+    kind = card.provenance.model.kind or ""
+    task = next((task for end, task in _TASKS.items() if kind.endswith(end)), "other")
     results = [
         {
-            "task": {"type": "text-generation"},
+            "task": {"type": task},
             "dataset": {"name": _one_line(metric.split or "not stated"), "type": "private"},
             "metrics": [{"type": _one_line(metric.name), "value": metric.private}],
         }
