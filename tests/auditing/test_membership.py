@@ -121,6 +121,8 @@ def test_groups_are_attacked_apart():
     assert found["small"] is None
     assert found["a"].auc == pytest.approx(_auc(member[5:30], other[30:55]))
     assert found["b"].members == 30
+    # Few on one side are few, however many there are on the other.
+    assert attack_groups(member, other, ["a"] * 60, ["a"] * 5 + ["b"] * 55, minimum=10) == {"a": None, "b": None}
 
 
 @pytest.mark.parametrize("scores", [[1.0], [1.0, math.nan], [[1.0, 2.0]]])
