@@ -204,7 +204,7 @@ sampling: {scheme: poisson, expected_batch_size: 1, steps: 3, microbatch_size: a
     assert f"Microbatches of {units} units, as in this run before." in out
     assert _noted(ledger) == [units, units]
     card = json.loads((tmp_path / "run" / "MODEL_CARD.json").read_text())
-    told = f"book-keeping, in microbatches of {units} (auto: chosen by time)"
+    told = f"book-keeping, in microbatches of {units} (the spec says auto)"
     assert card["provenance"]["gradients"] == told
     assert told in (tmp_path / "run" / "MODEL_CARD.md").read_text()
     assert tfdp.check_card(tmp_path / "run") == []

@@ -366,7 +366,7 @@ def gradients(record: LedgerRecord) -> str:
             fits.append((entry, None))
         elif entry["kind"] == "microbatches" and fits:
             fits[-1] = fits[-1][0], entry.get("units")
-    chosen = " (auto: chosen by time)" if record.plan.get("microbatch_size") == "auto" else ""
+    chosen = " (the spec says auto)" if record.plan.get("microbatch_size") == "auto" else ""
     # A fit that met no data has no size, and says nothing where another one has.
     told = [fit for fit in fits if fit[1] is not None] or fits
     ways = dict.fromkeys(
