@@ -143,7 +143,7 @@ class TestExplain:
         code, out, _ = command("explain", "ps010", "PS041")
         assert code == 0
         assert out.startswith("PS010 (error): ")
-        assert "PS041 (warning): " in out
+        assert "PS041 (warning or error): " in out
 
     def test_list_and_page(self, command):
         assert command("explain")[1].startswith("PS000  error    ")
