@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from typing import Any
 
 import numpy as np
@@ -102,6 +103,19 @@ def test_xla_agrees(case, oracle):
     run = oracle.traced(model, clip_norm, jit_compile=True)
     weight = np.array([1.0, 0.0, 1.0])
     oracle.assert_agrees(run(oracle.rows(data, 0, 3), weight), reference.first(3), clip_norm, weight)
+
+
+@pytest.mark.parametrize("options", [{}, {"records_per_unit": 2}, {"hybrid": True}], ids=["records", "users", "hybrid"])
+def test_xla_compiles_once_and_not_for_every_batch(oracle, options):
+    """XLA takes the values of what it holds to be constant into what it compiles: seconds, where a call takes none."""
+    model = oracle.language_model("gpt2")
+    run = oracle.traced(model, 0.5, jit_compile=True, **options)
+    weight, times = np.ones(COUNT // options.get("records_per_unit", 1)), []
+    for seed in range(3):
+        before = time.process_time()
+        run(oracle.records("gpt2", COUNT, seed=seed), weight)
+        times.append(time.process_time() - before)
+    assert max(times[1:]) < times[0] / 5
 
 
 @pytest.mark.parametrize("method", ["bookkeeping", "vectorized"])

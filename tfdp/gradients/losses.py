@@ -79,7 +79,7 @@ def per_unit_losses(
             )
     by_unit = tf.nest.map_structure(lambda leaf: tf.reshape(leaf, [-1, together, *leaf.shape[1:]]), parts)
     try:
-        losses = tf.vectorized_map(one_unit, by_unit, fallback_to_while_loop=False)
+        losses = _mapped(one_unit, by_unit)
     except ValueError as error:
         raise LossNotPerUnitError(
             f"Expected a loss that can be taken on one unit at a time. Received: {model.loss!r}, which fails there: "
@@ -94,6 +94,40 @@ def per_unit_losses(
         return losses
     losses = tf.where(record_weight > 0, record_weight * tf.reshape(losses, [units, records_per_unit]), 0.0)
     return tf.math.divide_no_nan(tf.reduce_sum(losses, 1), tf.reduce_sum(record_weight, 1))
+
+
+def _mapped(one_unit: Callable[[dict[str, Any]], Any], by_unit: dict[str, Any]) -> Any:
+    """`one_unit` of every unit, differentiable with respect to "y_pred".
+
+    Under XLA the map is a function of its own. The gradient of one is another that takes shapes as arguments, for which
+    XLA holds everything that went in to be constant: it would compile anew for every batch. So the slopes are mapped
+    along with the losses there.
+    """
+    if not keras_private.is_compiled_by_xla():
+        return tf.vectorized_map(one_unit, by_unit, fallback_to_while_loop=False)
+
+    def with_slopes(unit: dict[str, Any]) -> tuple[Any, Any]:
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(unit["y_pred"])
+            loss = one_unit(unit)
+        return loss, tape.gradient(loss, unit["y_pred"], unconnected_gradients=tf.UnconnectedGradients.ZERO)
+
+    rest = {name: part for name, part in by_unit.items() if name != "y_pred"}
+    (y_pred,) = tf.nest.flatten(by_unit["y_pred"])
+
+    @tf.custom_gradient
+    def losses_of(y_pred: Any) -> Any:
+        mapped = {**rest, "y_pred": tf.nest.pack_sequence_as(by_unit["y_pred"], [y_pred])}
+        losses, slopes = tf.vectorized_map(with_slopes, mapped, fallback_to_while_loop=False)
+        (slopes,) = tf.nest.flatten(slopes)
+
+        def gradient(upstream: Any) -> Any:
+            factor = tf.cast(tf.reshape(upstream, [-1] + [1] * (slopes.shape.rank - 1)), slopes.dtype)
+            return tf.where(factor == 0, tf.zeros_like(slopes), factor * slopes)  # 0 * inf would be NaN
+
+        return losses, gradient
+
+    return losses_of(y_pred)
 
 
 def _checked_loss(model: Any) -> Callable[..., Any]:
