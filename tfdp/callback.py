@@ -63,7 +63,7 @@ class PrivacyCallback(keras.callbacks.Callback):
         method: "bookkeeping", or "vectorized" (TensorFlow Privacy's path: slower, needs no gradient rules).
         hybrid: with book-keeping, form the per-unit gradients of variables without a rule instead of refusing the
             model. The ledger and the card name the layers.
-        jit_compile: compile the microbatch with XLA. "auto" does so where TensorFlow sees a GPU; on a CPU it is slower.
+        jit_compile: compile the microbatch with XLA. "auto" does so where TensorFlow sees a GPU; a CPU gains little.
         checkpoint: a directory: what is trained, the optimizer and the place in the run are saved there, and a new
             process that does the same goes on from it; see `tfdp.resume`. Steps since then are spent and lost. Delete
             it to begin anew; the ledger stays.

@@ -1,9 +1,11 @@
-"""Our own side of run.py: a variant is "lora" or "full", then ":plain" (Keras on TensorFlow) or ":private"."""
+"""Our own side of run.py: a variant is "lora" or "full", then ":plain" (Keras on TensorFlow), ":private", ":private:xla"."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -11,4 +13,9 @@ from protocol import serve
 from step import STEPS, Setting
 
 if __name__ == "__main__":
-    serve(lambda variant: STEPS[variant.split(":")[1]](Setting(train=variant.split(":")[0])), sys.argv[1:])
+
+    def step(variant: str) -> Callable[[], Any]:
+        train, kind, *compiled = variant.split(":")
+        return STEPS[kind](Setting(train=train, xla=bool(compiled)))
+
+    serve(step, sys.argv[1:])

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdp import keras_private
 from tfdp.errors import LossNotPerUnitError
 from tfdp.gradients import clipped_gradients
 
@@ -66,6 +67,13 @@ def _data(weights=None, count=3):
     return x, y
 
 
+@pytest.fixture(params=[False, True], ids=["mapped", "mapped with slopes"])
+def way(request, monkeypatch):
+    """How losses are mapped over units: the second is for XLA."""
+    monkeypatch.setattr(keras_private, "is_compiled_by_xla", lambda: request.param)
+
+
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("weights", [None, "token", "unit"])
 @pytest.mark.parametrize("name", LOSSES)
 def test_every_way_to_give_a_loss(oracle, name, weights):
@@ -75,6 +83,7 @@ def test_every_way_to_give_a_loss(oracle, name, weights):
     oracle.assert_agrees(oracle.private(model, data, clip_norm), reference, clip_norm)
 
 
+@pytest.mark.usefixtures("way")
 def test_one_number_a_record(oracle):
     """Weights of shape [records], targets [records]: a classifier as scikit-learn users know it."""
     keras.utils.set_random_seed(2)
@@ -88,6 +97,7 @@ def test_one_number_a_record(oracle):
     oracle.assert_agrees(oracle.private(model, squeezed, 0.3), oracle.reference_of(model, data), 0.3)
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("weights", [None, "token"])
 @pytest.mark.parametrize("reduction", ["sum_over_batch_size", "sum", "mean_with_sample_weight"])
 def test_the_mask_that_the_model_hands_on(oracle, weights, reduction):
@@ -112,6 +122,7 @@ def test_two_records_share_one_mean(oracle):
     oracle.assert_agrees(oracle.private(model, data, 0.5, records_per_unit=2), reference, 0.5)
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("loss", ["mean_with_sample_weight", "sum_over_batch_size", "sum"])
 @pytest.mark.parametrize("method", ["bookkeeping", "vectorized", "hybrid"])
 def test_units_of_weighted_records_are_means_over_the_records_in_use(oracle, method, loss):
