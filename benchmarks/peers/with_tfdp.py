@@ -1,4 +1,4 @@
-"""Our own side of run.py: a variant is "lora" or "full", then ":plain" (Keras on TensorFlow), ":private", ":private:xla"."""
+"""Our own side of run.py. A variant is "lora" or "full", then ":plain" (no privacy), ":private" or ":private:xla"."""
 
 from __future__ import annotations
 
