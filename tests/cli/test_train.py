@@ -86,7 +86,7 @@ def test_a_run_from_one_command_to_its_card(files, tmp_path):
     assert card["provenance"]["model"]["name"] == "gpt2:tiny"
     assert card["data"]["source"] == "mails.jsonl, field body"
     assert card["utility"]["metrics"][0]["n"] == 3
-    assert "w1" not in done.stdout
+    assert "w1" not in done.stdout.replace(str(tmp_path), "")  # a folder of tests may be called so
     assert (tmp_path / "run" / "MODEL_CARD.html").exists()
 
 
