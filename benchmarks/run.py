@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -92,7 +93,10 @@ def memory_table(processes: int) -> list[str]:
     lines = ["| training | plain | private | ratio | goal | TF Privacy |", "|---|---|---|---|---|---|"]
     for train in GOALS:
         peak = {
-            kind: run("step.py", "--train", train, "--memory", kind)["peak_mib"]
+            kind: statistics.median(
+                run("step.py", "--train", train, "--memory", kind)["peak_mib"]
+                for _ in range(1 if kind == "vectorized" else processes)
+            )
             for kind in ("plain", "private", "vectorized")
         }
         ratio = peak["private"] / peak["plain"]
