@@ -100,3 +100,21 @@ def noise_is(monkeypatch):
         return calls
 
     return replace
+
+
+@pytest.fixture
+def draws_are(monkeypatch):
+    """Replaces the draws: the given ones, then empty ones (the pipeline draws ahead)."""
+    import numpy as np
+
+    from tfdp.sampling.poisson import PoissonSampler
+
+    def replace(*draws):
+        rest = iter(draws)
+        # A pipeline of an earlier test may still be drawing ahead, and must not take them.
+        before = {id(each) for each in gc.get_objects() if isinstance(each, PoissonSampler)}
+        monkeypatch.setattr(
+            PoissonSampler, "draw", lambda self: np.array([] if id(self) in before else next(rest, []), np.int64)
+        )
+
+    return replace

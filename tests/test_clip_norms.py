@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import json
 import re
 
@@ -143,20 +142,6 @@ def counts_are(monkeypatch):
 
     monkeypatch.setattr(GaussianNoise, "noisy_count", noisy_count)
     return calls
-
-
-@pytest.fixture
-def draws_are(monkeypatch):
-    """Replaces the draws: the given ones, then empty ones (the pipeline draws ahead)."""
-
-    def replace(*draws):
-        rest = iter(draws)
-        before = {id(each) for each in gc.get_objects() if isinstance(each, PoissonSampler)}
-        monkeypatch.setattr(
-            PoissonSampler, "draw", lambda self: np.array([] if id(self) in before else next(rest, []), np.int64)
-        )
-
-    return replace
 
 
 class TestQuantile:

@@ -5,7 +5,6 @@ Statistical tests state their false-alarm rate; all others hold for every draw.
 
 from __future__ import annotations
 
-import gc
 import math
 import shutil
 
@@ -18,7 +17,6 @@ import tfdp
 from tfdp.gradients import uses
 from tfdp.noise import GaussianNoise
 from tfdp.resume import run as resumable
-from tfdp.sampling.poisson import PoissonSampler
 
 FEATURES = 4
 
@@ -57,18 +55,6 @@ def counted(monkeypatch):
 
     monkeypatch.setattr(GaussianNoise, "noisy_count", noisy_count)
     return calls
-
-
-@pytest.fixture
-def draws_are(monkeypatch):
-    def replace(*draws):
-        rest = iter(draws)
-        before = {id(each) for each in gc.get_objects() if isinstance(each, PoissonSampler)}
-        monkeypatch.setattr(
-            PoissonSampler, "draw", lambda self: np.array([] if id(self) in before else next(rest, []), np.int64)
-        )
-
-    return replace
 
 
 class TestWhereItGoes:

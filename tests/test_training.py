@@ -5,8 +5,6 @@ Statistical tests state their false-alarm rate; all others hold for every draw.
 
 from __future__ import annotations
 
-import gc
-
 import keras
 import numpy as np
 import pytest
@@ -85,21 +83,6 @@ def silent(shape, step, index):
 def telling(shape, step, index):
     """Noise that differs for every value, variable and step."""
     return np.sin(np.arange(np.prod(shape, dtype=int)) + 10 * index + 100 * step).reshape(shape)
-
-
-@pytest.fixture
-def draws_are(monkeypatch):
-    """Replaces the draws: the given ones, then empty ones (the pipeline draws ahead)."""
-
-    def replace(*draws):
-        rest = iter(draws)
-        # A pipeline of an earlier test may still be drawing ahead, and must not take them.
-        before = {id(each) for each in gc.get_objects() if isinstance(each, PoissonSampler)}
-        monkeypatch.setattr(
-            PoissonSampler, "draw", lambda self: np.array([] if id(self) in before else next(rest, []), np.int64)
-        )
-
-    return replace
 
 
 def assert_close(model, weights, **tolerance):

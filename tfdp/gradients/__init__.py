@@ -1,8 +1,8 @@
 """Per-unit clipped gradients.
 
 | formal guarantee    | one unit moves the returned sums by at most `clip_norm` in L2, all variables together |
-| clipped per layer   | by at most sqrt(sum of C_l^2), and in each layer by at most its C_l                   |
 |---------------------|---------------------------------------------------------------------------------------|
+| clipped per layer   | by at most sqrt(sum of C_l^2), and in each layer by at most its C_l                   |
 | non-finite gradient | the unit contributes exactly zero; so does one beyond float32 squares (clipping.py)   |
 | padding (weight 0)  | contributes exactly zero, whatever it holds                                           |
 | shared variables    | exact: uses are merged per variable before the norm                                   |
