@@ -111,14 +111,14 @@ def test_the_public_model_takes_adapters_and_a_second_call_is_refused(run, files
     assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == ledger
 
 
-def test_the_same_call_goes_on_where_an_interrupted_one_was_saved(run, files, tmp_path, monkeypatch):
-    """Three of four steps, a checkpoint after the second: one update is lost, and its step stays spent."""
+def _killed_in_the_third_step(monkeypatch, moment, arguments):
+    """`tfdp train`, killed after what the callback does at this moment of its third step."""
     from tfdp.callback import PrivacyCallback
 
     class Killed(BaseException):
         pass
 
-    real, taken = PrivacyCallback.on_train_batch_end, []
+    real, taken = getattr(PrivacyCallback, moment), []
 
     def kill(self, batch, logs=None):
         real(self, batch, logs)
@@ -126,44 +126,36 @@ def test_the_same_call_goes_on_where_an_interrupted_one_was_saved(run, files, tm
         if len(taken) == 3:
             raise Killed
 
-    arguments = [*files(), "--model", "gpt2:tiny", "--lora-rank", "2", "--holdout", "0.1", "--save-every", "2"]
-    monkeypatch.setattr(PrivacyCallback, "on_train_batch_end", kill)
+    monkeypatch.setattr(PrivacyCallback, moment, kill)
     with pytest.raises(Killed):
         main(["train", *map(str, arguments)])
     monkeypatch.undo()
     monkeypatch.setenv("COLUMNS", "140")
+
+
+def test_the_same_call_goes_on_where_an_interrupted_one_was_saved(run, files, tmp_path, monkeypatch):
+    """Three of four steps, a checkpoint after the second: one update is lost, and its step stays spent."""
+    arguments = [*files(), "--model", "gpt2:tiny", "--lora-rank", "2", "--holdout", "0.1", "--save-every", "2"]
+    _killed_in_the_third_step(monkeypatch, "on_train_batch_end", arguments)
     assert read_ledger(tmp_path / "run" / "ledger.jsonl").steps == 3
     code, out, err = run(*arguments)
     assert (code, err) == (0, "")
     assert "3 steps, epsilon" in out
     assert "2 updates are in the model, 3 of 4 steps are spent" in out
     assert "The private run ended: budget. 3 updates are in the model, 4 of 4 steps are spent." in out
+    card = json.loads((tmp_path / "run" / "MODEL_CARD.json").read_text())
+    assert card["accounting"]["steps_executed"] == 4
+    assert card["claim"]["status"] == "claimed"
+    assert not (tmp_path / "run" / "checkpoint").exists()
 
 
 def test_a_clip_norm_that_follows_a_quantile_goes_on_after_an_interruption(run, files, tmp_path, monkeypatch):
     """Three of four steps, killed while the third is written down; the fourth begins where the lines had come to."""
-    from tfdp.callback import PrivacyCallback
-
-    class Killed(BaseException):
-        pass
-
-    real, taken = PrivacyCallback.on_train_batch_begin, []
-
-    def kill(self, batch, logs=None):
-        real(self, batch, logs)
-        taken.append(batch)
-        if len(taken) == 3:
-            raise Killed
-
     arguments = [*files(), "--model", "gpt2:tiny", "--lora-rank", "2", "--holdout", "0.1", "--save-every", "2"]
     spec = tmp_path / "spec.yaml"
     moving = "clip_norm: {quantile: 0.5, initial: 1.0, learning_rate: 0.5, count_noise: 2.0}"
     spec.write_text(spec.read_text().replace("clip_norm: 1.0", moving))
-    monkeypatch.setattr(PrivacyCallback, "on_train_batch_begin", kill)
-    with pytest.raises(Killed):
-        main(["train", *map(str, arguments)])
-    monkeypatch.undo()
-    monkeypatch.setenv("COLUMNS", "140")
+    _killed_in_the_third_step(monkeypatch, "on_train_batch_begin", arguments)
     before = read_ledger(tmp_path / "run" / "ledger.jsonl").clip_norms
     assert len(set(before)) == 3
     code, out, err = run(*arguments)
@@ -175,7 +167,6 @@ def test_a_clip_norm_that_follows_a_quantile_goes_on_after_an_interruption(run, 
     card = json.loads((tmp_path / "run" / "MODEL_CARD.json").read_text())
     assert [point["clip_norm"] for point in card["accounting"]["adaptive_clipping"]["over_steps"]] == record.clip_norms
     assert card["accounting"]["epsilon_with_amplification"]["value"] == record.epsilon()
-    card = json.loads((tmp_path / "run" / "MODEL_CARD.json").read_text())
     assert card["accounting"]["steps_executed"] == 4
     assert card["claim"]["status"] == "claimed"
     assert not (tmp_path / "run" / "checkpoint").exists()
