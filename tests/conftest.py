@@ -91,7 +91,7 @@ def noise_is(monkeypatch):
     def replace(values):
         calls = []
 
-        def noisy_means(self, sums, stddev, denominator, *, step):
+        def noisy_means(self, sums, stddev, denominator, *, step, room):
             calls.extend((step, index, stddev) for index in range(len(sums)))
             drawn = [values(total.shape, step, index) for index, total in enumerate(sums)]
             return [np.float32((total + noise) / denominator) for total, noise in zip(sums, drawn, strict=True)]

@@ -181,8 +181,8 @@ def noisy_means(make: Callable[..., Any]) -> Iterator[None]:
         drawn[:] = [int(unit_weight.sum())]
         return redeem(self, draw, token, unit_weight, extents)
 
-    def broken(self: Any, sums: Any, stddev: float, denominator: float, *, step: int) -> Any:
-        return make(functools.partial(add, self, step=step), sums, stddev, denominator, drawn[0])
+    def broken(self: Any, sums: Any, stddev: float, denominator: float, *, step: int, **room: Any) -> Any:
+        return make(functools.partial(add, self, step=step, **room), sums, stddev, denominator, drawn[0])
 
     with (
         mock.patch.object(GaussianNoise, "noisy_means", broken),

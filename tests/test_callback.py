@@ -148,9 +148,9 @@ class TestLedger:
         """Steps, noise numbers and draws go on, with the same callback and with another one."""
         noisy_means, noise_steps = GaussianNoise.noisy_means, []
 
-        def recorded(self, sums, stddev, denominator, *, step):
+        def recorded(self, sums, stddev, denominator, *, step, **room):
             noise_steps.append(step)
-            return noisy_means(self, sums, stddev, denominator, step=step)
+            return noisy_means(self, sums, stddev, denominator, step=step, **room)
 
         monkeypatch.setattr(GaussianNoise, "noisy_means", recorded)
         model, callback = compiled(network(), plan), tfdp.PrivacyCallback(plan, path)

@@ -33,6 +33,9 @@ from tfdp.errors import MisuseError
 _CHUNK = 131_072
 _MAX_THREADS = 8
 
+# Values of float32 in 64 bytes, the alignment of TensorFlow's memory.
+_LINE = 16
+
 # Outside of this, float32 would round noise to zero or to infinity.
 _SMALLEST_STDDEV = 1e-30
 _LARGEST_STDDEV = 1e30
@@ -70,7 +73,13 @@ class GaussianNoise:
         self._lock = threading.Lock()
 
     def noisy_means(
-        self, sums: Sequence[npt.NDArray[np.float32]], stddev: float, denominator: float, *, step: int
+        self,
+        sums: Sequence[npt.NDArray[np.float32]],
+        stddev: float,
+        denominator: float,
+        *,
+        step: int,
+        room: npt.NDArray[np.float32] | None = None,
     ) -> list[npt.NDArray[np.float32]]:
         """(sum + noise) / denominator, for every value of every array.
 
@@ -79,9 +88,10 @@ class GaussianNoise:
             stddev: the standard deviation itself: noise multiplier times clip norm.
             denominator: a public constant.
             step: number of the logical step. "prng": has to grow from call to call; "csprng" ignores it.
+            room: memory for the result, of `room_for(sums)` values; None takes fresh memory.
 
         Returns:
-            New float32 arrays of the shapes of `sums`.
+            float32 arrays of the shapes of `sums`, in `room`.
 
         Raises:
             MisuseError: `stddev` is not a positive number that float32 can hold, or a "prng" step comes again.
@@ -89,7 +99,7 @@ class GaussianNoise:
         stddev = _checked_stddev(stddev)
         if self.seed is not None:
             self._advance(step, _SUMS)
-        means = [_aligned(total.shape) for total in sums]
+        means = _aligned(sums, np.empty(room_for(sums), np.float32) if room is None else room)
         groups = _groups(sums, means)
 
         def work(groups: list[_Group]) -> None:
@@ -154,11 +164,14 @@ class GaussianNoise:
         moving = [stddev] if tf.is_tensor(stddev) else []
         fixed = None if moving else _checked_stddev(stddev)
 
-        def draw(step: Any, *inputs: Any) -> list[npt.NDArray[np.float32]]:
+        def draw(step: Any, room: Any, *inputs: Any) -> list[npt.NDArray[np.float32]]:
             size = float(inputs[0]) if fixed is None else fixed
-            return self.noisy_means(inputs[len(moving) :], size, denominator, step=int(step))
+            return self.noisy_means(inputs[len(moving) :], size, denominator, step=int(step), room=room)
 
-        inputs = [tf.cast(step, tf.int64), *moving, *sums]
+        # TensorFlow's memory: NumPy's would stay with the process beside it. Not before the sums: it would lie there.
+        with tf.control_dependencies(sums[:1]), tf.device("CPU:0"):
+            room = tf.raw_ops.Empty(shape=[room_for(sums)], dtype=tf.float32)
+        inputs = [tf.cast(step, tf.int64), room, *moving, *sums]
         means = tf.numpy_function(draw, inputs, [tf.float32] * len(sums), stateful=True)
         # Run eagerly, TensorFlow hands a single output back bare.
         means = list(means) if isinstance(means, (list, tuple)) else [means]
@@ -216,12 +229,24 @@ class _Scratch:
             noise = noise[count:]
 
 
-def _aligned(shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
-    """An array that TensorFlow takes over without a copy, because it begins at a multiple of 64 bytes."""
-    size = 4 * math.prod(shape)
-    memory = np.empty(size + 64, np.uint8)
-    begin = -memory.ctypes.data % 64
-    return memory[begin : begin + size].view(np.float32).reshape(shape)
+def room_for(sums: Sequence[Any]) -> int:
+    """Values of memory that the noisy means of such sums (arrays or tensors of static shape) are written to."""
+    return _LINE + sum(_lines(total.shape) for total in sums)
+
+
+def _lines(shape: Sequence[int]) -> int:
+    """Values of an array, with what is left of its last line."""
+    return -(-math.prod(shape) // _LINE) * _LINE
+
+
+def _aligned(sums: Sequence[npt.NDArray[np.float32]], room: npt.NDArray[np.float32]) -> list[npt.NDArray[np.float32]]:
+    """Arrays like `sums` in `room`, which TensorFlow takes over without a copy because of where they begin."""
+    begin = -room.ctypes.data % (4 * _LINE) // 4
+    arrays = []
+    for total in sums:
+        arrays.append(room[begin : begin + total.size].reshape(total.shape))
+        begin += _lines(total.shape)
+    return arrays
 
 
 # Flat pieces of sums, and of the means that are to be written, which draw their noise together.

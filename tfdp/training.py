@@ -211,18 +211,29 @@ class PrivateTrainStep:
             return list(added)
 
         def body(index: Any, sums: list[Any]) -> tuple[Any, list[Any]]:
-            return index + stride, [one + other for one, other in zip(sums, run(index), strict=True)]
+            added = run(index)
+
+            def both() -> list[Any]:
+                return [one + other for one, other in zip(sums, added, strict=True)]
+
+            # The first ones need nothing to be added to: with one microbatch, no second set of sums is held.
+            return index + stride, tf.nest.flatten(tf.cond(index > begin, both, lambda: added))
 
         if self._strategy is not None:
             reseed(keras_private.seed_states(self._model), step)
         with tf.control_dependencies([step]):
             count = tf.identity(tf.shape(unit_weight)[0])
-        # The first one needs nothing to be added to: with one microbatch, no second set of sums is held.
-        shapes = [variable.shape for variable in variables] + [()] * (moving is not None)
-        first = tf.cond(count > begin, lambda: run(begin), lambda: [tf.zeros(shape, tf.float32) for shape in shapes])
-        loop = (begin + stride, first)
-        _, sums = tf.while_loop(lambda index, _: index < count, body, loop, parallel_iterations=1)
-        return list(sums)
+        shapes = [variable.shape for variable in variables] + [tf.TensorShape([])] * (moving is not None)
+        # One loop, and no step before it: what is built twice, TensorFlow holds twice.
+        _, sums = tf.while_loop(
+            lambda index, _: index < count,
+            body,
+            (begin, [tf.zeros([1] * shape.rank) for shape in shapes]),
+            shape_invariants=(tf.TensorShape([]), [tf.TensorShape([None] * shape.rank) for shape in shapes]),
+            parallel_iterations=1,
+        )
+        # Without a microbatch they are zeros still; and large zeros that are known beforehand would be kept.
+        return [tf.broadcast_to(total, shape) for total, shape in zip(sums, shapes, strict=True)]
 
     def _redeem(self, draw: Any, token: Any, unit_weight: Any, extents: Any) -> Any:
         """Number of the step that may run now; runs in Python at every step."""
@@ -311,7 +322,7 @@ class PrivateTrainStep:
                 sums = [*sums, centred_count(norms, moving, unit_weight)]
             return sums, losses, y_pred if keep_predictions else None
 
-        return tf.function(microbatch, autograph=False, jit_compile=self._jit_compile)
+        return tf.function(microbatch, autograph=False, jit_compile=True) if self._jit_compile else microbatch
 
     def _update_metrics(self, part: Any, losses: Any, y_pred: Any, unit_weight: Any, record_weight: Any) -> None:
         """Exact values on private data, as in any fit; the card says that they are not covered."""

@@ -55,7 +55,7 @@ def test_kernels_formed_in_turn_agree_with_the_loop(case, oracle, monkeypatch, k
     formed = []
     turn = combining.formed
     monkeypatch.setattr(uses, "LARGE", 0)
-    monkeypatch.setattr(combining, "formed", lambda of_one, unit: formed.append(of_one) or turn(of_one, unit))
+    monkeypatch.setattr(combining, "formed", lambda of_one, *rest: formed.append(of_one) or turn(of_one, *rest))
     model, data, reference, clip_norm = case(kind, 0)
     weight = np.array([1, 0, 1, 1, 0, 1, 1, 0])
     run = oracle.traced(model, clip_norm)

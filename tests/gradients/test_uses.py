@@ -106,7 +106,10 @@ def test_what_is_formed_in_turn_is_what_is_measured(monkeypatch, spread):
 
 def test_a_number_outside_the_table_has_no_norm_in_turn_either(monkeypatch):
     monkeypatch.setattr(uses, "LARGE", 0)
-    monkeypatch.setattr(tf, "tensor_scatter_nd_add", lambda gradient, places, columns: gradient)  # as on other devices
+    # As on other devices, where such a number finds and adds nothing.
+    gather, add = tf.gather, tf.math.unsorted_segment_sum
+    monkeypatch.setattr(tf, "gather", lambda rows, ids, batch_dims: gather(rows, ids % 7, batch_dims=batch_dims))
+    monkeypatch.setattr(tf.math, "unsorted_segment_sum", lambda rows, ids, count: add(rows, ids % 7, count))
     table = uses.Gather(tf.constant([[1, 2], [1, 9]]), tf.ones([2, 2, 8]), 7)
     kernel = uses.Outer(tf.ones([2, 2, 7]), tf.ones([2, 2, 8]), (7, 8))
     (total,), norms = combining.clipped([[table, kernel]], 1.0, tf.ones([2]))

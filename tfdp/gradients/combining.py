@@ -39,17 +39,31 @@ def _held(uses: Sequence[Use]) -> Direct:
 def squared_norm(uses: Sequence[Use]) -> Any:
     """Squared norm [units] of the gradient of one variable, all its (merged) uses together."""
     each = [use.squared_norm() for use in uses]
+    kernel, table = kernel_of(uses), table_of(uses)
     total = tf.add_n(each)
-    table = next((use for use in uses if isinstance(use, Gather)), None)
-    kernel = next((use for use in uses if isinstance(use, Outer)), None)
-    if table is not None and kernel is not None:
-        total = _tied(table, kernel, each, total + 2.0 * table.cross(kernel))
+    if kernel is not None and table is not None:
+        total = _tied(kernel, table, each, table.cross(kernel))
     # Where the terms of a Gram product cancel, rounding can leave a little less than nothing (NaN stays NaN).
     return tf.where(total < 0.0, 0.0, total)
 
 
-def _tied(table: Gather, kernel: Outer, each: Sequence[Any], total: Any) -> Any:
-    """`total`, but where the two uses of a table cancel, the norm of their sum as it is formed."""
+def kernel_of(uses: Sequence[Use]) -> Outer | None:
+    """The kernel among the (merged) uses of a variable."""
+    return next((use for use in uses if isinstance(use, Outer)), None)
+
+
+def table_of(uses: Sequence[Use]) -> Gather | None:
+    """The table that it is tied to, or that is alone."""
+    return next((use for use in uses if isinstance(use, Gather)), None)
+
+
+def _tied(kernel: Outer, table: Gather, each: Sequence[Any], cross: Any) -> Any:
+    """Squared norm [units] of two uses of a table together; where they cancel, that of their sum as it is formed.
+
+    Args:
+        each, cross: squared norms [units] of the two, and their inner products.
+    """
+    total = tf.add_n(each) + 2.0 * cross
     magnitude = (tf.sqrt(each[0]) + tf.sqrt(each[1])) ** 2
     cancelled = total < 1e-3 * magnitude
     tokens = table.ids.shape[1] + kernel.rows.shape[1]
@@ -70,21 +84,25 @@ def _tied(table: Gather, kernel: Outer, each: Sequence[Any], total: Any) -> Any:
 
 def is_formed_in_turn(uses: Sequence[Use]) -> bool:
     """Whether the gradient of one variable, all its (merged) uses together, is formed for one unit after the other."""
-    return any(isinstance(use, Outer) and use.is_formed_in_turn for use in uses)
+    kernel = kernel_of(uses)
+    return kernel is not None and kernel.is_formed_in_turn
 
 
-def formed(uses: Sequence[Use], unit: Any) -> Any:
-    """Gradient [1, d, p] of one unit of a kernel, which may be tied to a table."""
-    one = slice(unit, unit + 1)
-    kernel = next(use for use in uses if isinstance(use, Outer))
-    # A batch of one: TensorFlow is slower with bare matrices.
-    gradient = tf.matmul(kernel.rows[one], kernel.columns[one], transpose_a=True)
-    gradient = tf.ensure_shape(gradient, [1, kernel.rows.shape[2], kernel.columns.shape[2]])
-    for use in uses:
-        if isinstance(use, Gather):
-            places = tf.pad(use.ids[one][:, :, None], [[0, 0], [0, 0], [1, 0]])  # 0 of the batch, row
-            gradient = tf.tensor_scatter_nd_add(gradient, places, use.columns[one])
-    return gradient
+def formed(uses: Sequence[Use], unit: Any, of_table: Any) -> tuple[Any, Any]:
+    """Gradient [1, d, p] of one unit of a kernel, and the squared norm [1] of all uses together.
+
+    Args:
+        of_table: squared norms [units] of a table that the kernel is tied to; None without one.
+    """
+    kernel, table = kernel_of(uses), table_of(uses)
+    assert kernel is not None
+    kernel = kernel.of_unit(unit)
+    gradient = tf.matmul(kernel.rows, kernel.columns, transpose_a=True)
+    squared = squares(gradient)
+    if table is not None:
+        table = table.of_unit(unit)
+        squared = _tied(kernel, table, [squared, of_table[unit][None]], table.inner(gradient))
+    return gradient, squared
 
 
 def clipped(of_variables: Sequence[Sequence[Use]], clip_norm: ClipNorm, unit_weight: Any) -> tuple[list[Any], Any]:
@@ -94,49 +112,52 @@ def clipped(of_variables: Sequence[Sequence[Use]], clip_norm: ClipNorm, unit_wei
     nothing = tf.zeros_like(unit_weight)
     squared = [nothing if place in late else squared_norm(uses) for place, uses in enumerate(of_variables)]
     of_groups = sums_of_groups(squared, clip_norm)
-    sums: dict[int, Any] = {}
+    kernels: dict[int, Any] = {}
     if late:
-        of_groups, sums = _in_turn(late, of_groups, clip_norm, unit_weight)
+        of_groups, kernels = _in_turn(late, of_groups, clip_norm, unit_weight)
     factors, norms = factors_of_groups(of_groups, clip_norm, unit_weight)
     its_factors = [factors[group] for group in groups_of(clip_norm, len(of_variables))]
-    weighted = weighted_sums([of_variables[place] for place in early], [its_factors[place] for place in early])
-    sums.update(zip(early, weighted, strict=True))
-    return [sums[place] for place in range(len(of_variables))], norms
+    rest = {place: of_variables[place] for place in early}
+    rest |= {place: [table] for place, uses in late.items() if (table := table_of(uses)) is not None}
+    weighted = dict(zip(rest, weighted_sums(list(rest.values()), [its_factors[place] for place in rest]), strict=True))
+    parts = [[of[place] for of in (kernels, weighted) if place in of] for place in range(len(of_variables))]
+    return [tf.add_n(its_parts) for its_parts in parts], norms
 
 
 def _in_turn(
     late: dict[int, Sequence[Use]], of_groups: Sequence[Any], clip_norm: ClipNorm, unit_weight: Any
 ) -> tuple[list[Any], dict[int, Any]]:
-    """Adds gradients that are formed for one unit after the other to the squared norms of their groups, and sums them.
+    """Sums kernels that are formed for one unit after the other, as soon as the norms of all else are known.
 
     Returns:
-        (squared norms [units] of the groups, clipped sums by place).
+        (squared norms [units] of the groups with these variables, clipped sums of the kernels alone by place).
     """
     groups = groups_of(clip_norm, max(late) + 1)
     units, count = unit_weight.shape[0], len(of_groups)
+    tables = {place: table.squared_norm() for place, uses in late.items() if (table := table_of(uses)) is not None}
 
     def one(unit: Any, found: Any, *sums: Any) -> tuple[Any, ...]:
-        gradients = [formed(uses, unit) for uses in late.values()]
-        totals = [squared[unit] for squared in of_groups]
-        for (place, uses), gradient in zip(late.items(), gradients, strict=True):
-            totals[groups[place]] += squares(gradient)[0]
-            for use in uses:
-                if isinstance(use, Gather):
-                    totals[groups[place]] += use.known()[unit]
-        factors, _ = factors_of_groups([total[None] for total in totals], clip_norm, unit_weight[unit][None])
+        gradients = []
+        totals = [squared[unit][None] for squared in of_groups]
+        for place, uses in late.items():
+            gradient, squared = formed(uses, unit, tables.get(place))
+            gradients.append(gradient[0])
+            totals[groups[place]] += squared
+        factors, _ = factors_of_groups(totals, clip_norm, unit_weight[unit][None])
         added = []
         for place, gradient, before in zip(late, gradients, sums, strict=True):
             factor = factors[groups[place]].values[0]
             # Not a product with 0, which is NaN where the gradient is.
-            added.append(tf.cond(factor > 0, lambda b=before, f=factor, g=gradient[0]: b + f * g, lambda b=before: b))
-        return unit + 1, found.write(unit, tf.stack(totals)), *added
+            added.append(tf.cond(factor > 0, lambda b=before, f=factor, g=gradient: b + f * g, lambda b=before: b))
+        return unit + 1, found.write(unit, tf.concat(totals, 0)), *added
 
     found = tf.TensorArray(tf.float32, units, element_shape=[count])
-    kernels = [next(use for use in uses if isinstance(use, Outer)) for uses in late.values()]
-    zeros = [tf.zeros([kernel.rows.shape[2], kernel.columns.shape[2]]) for kernel in kernels]
-    start = (tf.constant(0), found, *zeros)
-    _, found, *sums = tf.while_loop(lambda unit, *_: unit < units, one, start, parallel_iterations=1)
-    shaped = [kernel.shaped(total) for kernel, total in zip(kernels, sums, strict=True)]
+    start = (tf.constant(0), found, *[tf.zeros([1, 1]) for _ in late])
+    shapes = (tf.TensorShape([]), tf.TensorShape(None), *[tf.TensorShape([None, None]) for _ in late])
+    _, found, *sums = tf.while_loop(lambda unit, *_: unit < units, one, start, shapes, parallel_iterations=1)
+    kernels = [kernel for uses in late.values() if (kernel := kernel_of(uses)) is not None]
+    # Where no unit counts they are zeros still; and large zeros that are known beforehand would be kept.
+    shaped = [kernel.shaped(tf.broadcast_to(s, kernel.matrix)) for kernel, s in zip(kernels, sums, strict=True)]
     return tf.unstack(found.stack(), axis=1), dict(zip(late, shaped, strict=True))
 
 

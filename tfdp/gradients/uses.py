@@ -67,6 +67,14 @@ class Outer:
     materialised: Any = None
 
     @property
+    def matrix(self) -> tuple[int, int]:
+        """Shape of the gradient as rows and columns."""
+        return self.rows.shape[2], self.columns.shape[2]
+
+    def of_unit(self, unit: Any) -> Outer:
+        return dataclasses.replace(self, rows=self.rows[unit][None], columns=self.columns[unit][None])
+
+    @property
     def materialise_is_cheaper(self) -> bool:
         """Whether per-unit kernels [units, d, p] are formed: one product that serves both the norm and the sum.
 
@@ -215,6 +223,13 @@ class Gather:
         flat = first + tf.cast(self.ids, tf.int64)[:, None, :]
         picked = tf.gather_nd(tf.reshape(other.rows, [-1]), flat[..., None])
         return tf.reduce_sum(picked * tf.matmul(other.columns, self.columns, transpose_b=True), [1, 2])
+
+    def inner(self, gradient: Any) -> Any:
+        """Inner product [units] with a gradient [units, vocabulary, p]."""
+        return tf.reduce_sum(tf.gather(gradient, self.ids, batch_dims=1) * self.columns, [1, 2])
+
+    def of_unit(self, unit: Any) -> Gather:
+        return dataclasses.replace(self, ids=self.ids[unit][None], columns=self.columns[unit][None])
 
     def weighted_sum(self, factors: Factors) -> Any:
         columns = scaled(self.columns, factors)

@@ -226,7 +226,10 @@ def _trace(model: Any, spec: Any) -> _Traced:
             if id(variable) in by_variable:
                 merged = combining.merged(by_variable[id(variable)])
                 if combining.is_formed_in_turn(merged):
-                    made = [combining.formed(merged, unit) for unit in range(batch)]
+                    table = combining.table_of(merged)
+                    of_table = None if table is None else table.squared_norm()
+                    made = [part for unit in range(batch) for part in combining.formed(merged, unit, of_table)]
+                    made += [] if table is None else [table.weighted_sum(factors)]
                 else:
                     made = [combining.squared_norm(merged), combining.weighted_sums([merged], [factors])[0]]
                 results[id(variable)] = merged, made, its_gradient
