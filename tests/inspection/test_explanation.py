@@ -102,11 +102,11 @@ def test_the_form_shown_is_the_form_used(monkeypatch, cheaper):
 
 
 def test_a_large_kernel_is_formed_one_unit_at_a_time(monkeypatch):
-    """Beside the products of a plain step only those with the clip factors; a plain step writes one kernel."""
+    """The products are those of a plain step; each unit's kernel is written, which a plain step does once."""
     monkeypatch.setattr(uses, "LARGE", 40 * 24)
     row = _row(tfdp.explain(_dense(40, 24), batch_size=BATCH), "dense")
     assert row.forms == {"kernel": "one unit at a time"}
-    assert row.flops == 2 * BATCH * 40 * 24
+    assert row.flops == 0
     assert row.bytes >= 4 * 40 * 24 * (BATCH - 1)
 
 

@@ -88,8 +88,8 @@ def is_formed_in_turn(uses: Sequence[Use]) -> bool:
     return kernel is not None and kernel.is_formed_in_turn
 
 
-def formed(uses: Sequence[Use], unit: Any, of_table: Any) -> tuple[Outer, Any]:
-    """A kernel with the gradient of one unit formed, and the squared norm [1] of all uses together.
+def formed(uses: Sequence[Use], unit: Any, of_table: Any) -> tuple[Any, Any]:
+    """Gradient [1, d, p] of one unit of a kernel, and the squared norm [1] of all uses together.
 
     Args:
         of_table: squared norms [units] of a table that the kernel is tied to; None without one.
@@ -97,13 +97,12 @@ def formed(uses: Sequence[Use], unit: Any, of_table: Any) -> tuple[Outer, Any]:
     kernel, table = kernel_of(uses), table_of(uses)
     assert kernel is not None
     kernel = kernel.of_unit(unit)
-    # A batch of one: TensorFlow is slower with bare matrices.
-    kernel.materialised = tf.matmul(kernel.rows, kernel.columns, transpose_a=True)
-    squared = squares(kernel.materialised)
+    gradient = tf.matmul(kernel.rows, kernel.columns, transpose_a=True)
+    squared = squares(gradient)
     if table is not None:
         table = table.of_unit(unit)
-        squared = _tied(kernel, table, [squared, of_table[unit][None]], table.inner(kernel.materialised))
-    return kernel, squared
+        squared = _tied(kernel, table, [squared, of_table[unit][None]], table.inner(gradient))
+    return gradient, squared
 
 
 def clipped(of_variables: Sequence[Sequence[Use]], clip_norm: ClipNorm, unit_weight: Any) -> tuple[list[Any], Any]:
@@ -138,25 +137,28 @@ def _in_turn(
     tables = {place: table.squared_norm() for place, uses in late.items() if (table := table_of(uses)) is not None}
 
     def one(unit: Any, found: Any, *sums: Any) -> tuple[Any, ...]:
-        kernels = []
+        gradients = []
         totals = [squared[unit][None] for squared in of_groups]
         for place, uses in late.items():
-            kernel, squared = formed(uses, unit, tables.get(place))
-            kernels.append([kernel])
+            gradient, squared = formed(uses, unit, tables.get(place))
+            gradients.append(gradient[0])
             totals[groups[place]] += squared
         factors, _ = factors_of_groups(totals, clip_norm, unit_weight[unit][None])
-        added = weighted_sums(kernels, [factors[groups[place]] for place in late])
-        sums = tuple(before + more for before, more in zip(sums, added, strict=True))
-        return unit + 1, found.write(unit, tf.concat(totals, 0)), *sums
+        added = []
+        for place, gradient, before in zip(late, gradients, sums, strict=True):
+            factor = factors[groups[place]].values[0]
+            # Not a product with 0, which is NaN where the gradient is.
+            added.append(tf.cond(factor > 0, lambda b=before, f=factor, g=gradient: b + f * g, lambda b=before: b))
+        return unit + 1, found.write(unit, tf.concat(totals, 0)), *added
 
     found = tf.TensorArray(tf.float32, units, element_shape=[count])
-    shapes = [tf.TensorShape(kernel.shape) for uses in late.values() if (kernel := kernel_of(uses)) is not None]
-    # Not zeros of these shapes: large ones, being known beforehand, would be kept.
-    start = (tf.constant(0), found, *[tf.zeros([1] * shape.rank) for shape in shapes])
-    invariants = (tf.TensorShape([]), tf.TensorShape(None), *[tf.TensorShape([None] * shape.rank) for shape in shapes])
-    _, found, *sums = tf.while_loop(lambda unit, *_: unit < units, one, start, invariants, parallel_iterations=1)
-    sums = [tf.ensure_shape(total, shape) for total, shape in zip(sums, shapes, strict=True)]
-    return tf.unstack(found.stack(), axis=1), dict(zip(late, sums, strict=True))
+    start = (tf.constant(0), found, *[tf.zeros([1, 1]) for _ in late])
+    shapes = (tf.TensorShape([]), tf.TensorShape(None), *[tf.TensorShape([None, None]) for _ in late])
+    _, found, *sums = tf.while_loop(lambda unit, *_: unit < units, one, start, shapes, parallel_iterations=1)
+    kernels = [kernel for uses in late.values() if (kernel := kernel_of(uses)) is not None]
+    # Where no unit counts they are zeros still; and large zeros that are known beforehand would be kept.
+    shaped = [kernel.shaped(tf.broadcast_to(s, kernel.matrix)) for kernel, s in zip(kernels, sums, strict=True)]
+    return tf.unstack(found.stack(), axis=1), dict(zip(late, shaped, strict=True))
 
 
 def weighted_sums(of_variables: Sequence[Sequence[Use]], factors: Sequence[Factors]) -> list[Any]:

@@ -66,6 +66,11 @@ class Outer:
     permutation: tuple[int, ...] | None = None
     materialised: Any = None
 
+    @property
+    def matrix(self) -> tuple[int, int]:
+        """Shape of the gradient as rows and columns."""
+        return self.rows.shape[2], self.columns.shape[2]
+
     def of_unit(self, unit: Any) -> Outer:
         return dataclasses.replace(self, rows=self.rows[unit][None], columns=self.columns[unit][None])
 

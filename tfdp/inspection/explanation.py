@@ -228,10 +228,8 @@ def _trace(model: Any, spec: Any) -> _Traced:
                 if combining.is_formed_in_turn(merged):
                     table = combining.table_of(merged)
                     of_table = None if table is None else table.squared_norm()
-                    made = [] if table is None else [table.weighted_sum(factors)]
-                    for unit in range(batch):
-                        kernel, squared = combining.formed(merged, unit, of_table)
-                        made += [squared, kernel.weighted_sum(Factors(factors.values[:1], factors.all_finite))]
+                    made = [part for unit in range(batch) for part in combining.formed(merged, unit, of_table)]
+                    made += [] if table is None else [table.weighted_sum(factors)]
                 else:
                     made = [combining.squared_norm(merged), combining.weighted_sums([merged], [factors])[0]]
                 results[id(variable)] = merged, made, its_gradient
