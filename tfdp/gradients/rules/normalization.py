@@ -31,6 +31,11 @@ def _check_last_axis(layer: Any, inputs: Any) -> None:
         )
 
 
+def _as_in_the_forward_pass() -> Any:
+    """For small results that the layer has computed too: without waiting, TensorFlow finds them to be the same."""
+    return tf.control_dependencies(None)
+
+
 class LayerNormalizationRule(Rule):
     """keras.layers.LayerNormalization over the last axis."""
 
@@ -45,8 +50,10 @@ class LayerNormalizationRule(Rule):
         x, gradient = tf.cast(inputs, tf.float32), tf.cast(gradient, tf.float32)
         found: UsesOf = []
         if layer.gamma is not None:
-            mean, variance = tf.nn.moments(x, -1, keepdims=True)
-            normalised = (x - mean) * tf.math.rsqrt(variance + layer.epsilon)
+            with _as_in_the_forward_pass():
+                mean, variance = tf.nn.moments(x, [-1], keepdims=True)
+                scale = tf.math.rsqrt(variance + layer.epsilon)
+            normalised = (x - mean) * scale
             found.append((layer.gamma, uses.direct(normalised * gradient, layer.gamma.shape, units)))
         if layer.beta is not None:
             found.append((layer.beta, uses.direct(gradient, layer.beta.shape, units)))
@@ -67,7 +74,9 @@ class RootMeanSquareRule(Rule):
         _check_last_axis(layer, inputs)
         x, gradient = tf.cast(inputs, tf.float32), tf.cast(gradient, tf.float32)
         epsilon = getattr(layer, "epsilon", 1e-6)  # keras_hub.layers.RMSNormalization has it as a constant
-        normalised = x * tf.math.rsqrt(tf.reduce_mean(x * x, -1, keepdims=True) + epsilon)
+        with _as_in_the_forward_pass():
+            inverse = tf.math.rsqrt(tf.reduce_mean(tf.square(x), -1, keepdims=True) + epsilon)
+        normalised = x * inverse
         scale = layer.weight if hasattr(layer, "weight") else layer.scale  # T5 calls it weight
         return [(scale, uses.direct(normalised * gradient, scale.shape, units))]
 
@@ -84,8 +93,10 @@ class GroupNormalizationRule(Rule):
         if layer.gamma is not None:
             grouped = tf.reshape(x, [*x.shape[:-1], layer.groups, x.shape[-1] // layer.groups])
             axes = [axis for axis in range(1, len(grouped.shape)) if axis != len(grouped.shape) - 2]
-            mean, variance = tf.nn.moments(grouped, axes, keepdims=True)
-            normalised = tf.reshape((grouped - mean) * tf.math.rsqrt(variance + layer.epsilon), x.shape)
+            with _as_in_the_forward_pass():
+                mean, variance = tf.nn.moments(grouped, axes, keepdims=True)
+                scale = tf.math.rsqrt(variance + layer.epsilon)
+            normalised = tf.reshape((grouped - mean) * scale, x.shape)
             found.append((layer.gamma, uses.direct(normalised * gradient, layer.gamma.shape, units)))
         if layer.beta is not None:
             found.append((layer.beta, uses.direct(gradient, layer.beta.shape, units)))
