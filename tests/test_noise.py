@@ -141,6 +141,18 @@ class TestGrid:
             np.testing.assert_allclose(mean, (total.astype(float) + 1.2) / 7, rtol=1e-7, atol=1e-11)
             assert mean.dtype == np.float32
 
+    @pytest.mark.parametrize("offset", [0, 1, 15])
+    def test_the_means_lie_apart_in_the_room_that_is_given(self, offset):
+        """Each begins where TensorFlow takes memory over without a copy; none reaches into another."""
+        shapes = [(3,), (), (4, 5), (16,), (0,), (33,)]
+        totals = [np.full(shape, 100.0 * index, np.float32) for index, shape in enumerate(shapes)]
+        room = np.full(noise.room_for(totals) + offset, np.nan, np.float32)[offset:]
+        means = GaussianNoise("prng", 3).noisy_means(totals, 1.0, 1.0, step=1, room=room)
+        for mean, other in zip(means, GaussianNoise("prng", 3).noisy_means(totals, 1.0, 1.0, step=1), strict=True):
+            np.testing.assert_array_equal(mean, other)
+            assert mean.size == 0 or (np.shares_memory(mean, room) and mean.ctypes.data % 64 == 0)
+        assert np.isfinite(room).sum() == sum(total.size for total in totals)
+
     def test_the_sums_are_left_alone(self):
         total = np.ones(5, np.float32)
         GaussianNoise().noisy_means([total], 1.0, 1.0, step=1)
@@ -251,6 +263,24 @@ class TestTensors:
         operations = [op for op in graph.get_operations() if "PyFunc" in op.type]
         assert len(operations) == 1
         assert operations[0].op_def.is_stateful
+
+    def test_what_a_graph_makes_later_does_not_overwrite_the_means(self):
+        """They lie in memory that is TensorFlow's, and have to keep it for as long as they are needed."""
+        import tensorflow as tf
+
+        shape, source = (300_000,), GaussianNoise("prng", 5)
+
+        @tf.function
+        def step(total):
+            (mean,) = source.tensors([total], 1.0, 1.0, 1)
+            with tf.control_dependencies([mean]):
+                later = [tf.fill(shape, value) + total for value in tf.unstack(tf.range(8.0))]
+            with tf.control_dependencies(later):
+                return tf.identity(mean), tf.add_n(later)
+
+        total = tf.random.normal(shape)
+        (expected,) = GaussianNoise("prng", 5).noisy_means([total.numpy()], 1.0, 1.0, step=1)
+        np.testing.assert_array_equal(step(total)[0], expected)
 
     def test_replays_of_a_graph_draw_anew(self):
         import tensorflow as tf
