@@ -40,6 +40,15 @@ def _audit(run, **changes):
         "created": "2026-02-03T04:05:06Z",
         "parameters_digest": run.card["provenance"]["parameters_digest"],
         "seconds": 61.0,
+        "gradients": {
+            "units": 4,
+            "reference": "every unit alone",
+            "allowed": 1e-4,
+            "norms": 1.25e-07,
+            "sums": 3.5e-07,
+            "losses_of_others": 0.0,
+            "gradients_of_others": 0.0,
+        },
         "attacks": (
             _attack(),
             _attack(model="non_private", auc=0.83, auc_interval=(0.8, 0.86), epsilon_lower_bound=50.0),
@@ -82,6 +91,8 @@ def audited(run):
 
 def test_the_numbers_are_on_both_pages(audited):
     for page in (audited.html, audited.markdown):
+        for number in ("1.2e-07", "3.5e-07", "1.0e-04"):  # of the gradients
+            assert number in page, number
         for number in ("0.5123", "0.49 to 0.53", "0.83", "0.0137", "51", "1.51", "6.25", "at least", "0.75", "90"):
             assert number in page, number
         assert "not measured" not in page[page.index("Exposure of canaries") :].split("Intended use")[0]
@@ -123,6 +134,20 @@ def test_a_lower_bound_above_the_claim_takes_it_away(run):
         assert ("PS053" in run.ids("error")) is refuted
         assert (run.card["claim"]["status"] == "not claimed") is refuted
     assert "PS053" in {finding.id for finding in check_card(run.directory)}
+
+
+def test_wrong_gradients_take_the_claim_away(run):
+    run.train().export()
+    fault = {"id": "PS044", "severity": "error", "where": "model", "message": "expected 1, received 2.", "fix": ""}
+    gradients = {"units": 4, "reference": "every unit alone", "allowed": 1e-4, "norms": 0.5, "sums": None,
+                 "losses_of_others": 0.0, "gradients_of_others": 0.0, "findings": (fault,)}  # fmt: skip
+    attach_audit(run.directory, _audit(run, gradients=gradients))
+    assert "PS044" in run.ids("error")
+    assert run.card["claim"]["status"] == "not claimed"
+    assert "PS044" in {finding.id for finding in check_card(run.directory)}
+    attach_audit(run.directory, _audit(run, gradients=None))
+    assert "Gradients of a private step: not measured" in run.markdown
+    assert run.card["claim"]["status"] == "claimed"
 
 
 def test_an_attack_without_low_rates_is_noted(run):

@@ -70,6 +70,10 @@ def calls(monkeypatch):
     return found
 
 
+def _trained_parts(model):
+    return sorted((variable.name, tuple(variable.shape)) for variable in model.trainable_variables)
+
+
 def test_from_training_to_the_card(trained, command, calls, tmp_path):
     run, data = trained
     code, out, err = command("twin", run, "--out", tmp_path / "twin", "--epochs", 1)
@@ -93,7 +97,7 @@ def test_from_training_to_the_card(trained, command, calls, tmp_path):
     code, out, err = command("audit", run, "--against", tmp_path / "twin", "--candidates", 31, "--prompts", 4)
     assert code == 0, err + out
     assert "no epsilon covers" in out
-    (_, models, reference, *sides), _ = calls["audit_run"]
+    (_, models, reference, *sides), options = calls["audit_run"]
     assert [side.texts for side in sides] == [members.texts, others.texts]
     batch = {"token_ids": seen[:2], "padding_mask": np.ones_like(seen[:2])}
     logits = {name: np.asarray(each(batch)) for name, each in {"reference": reference, **models}.items()}
@@ -101,6 +105,14 @@ def test_from_training_to_the_card(trained, command, calls, tmp_path):
         np.testing.assert_allclose(logits[name], np.asarray(expected(batch)), atol=1e-5)
     assert all(np.abs(logits["private"] - logits[name]).max() > 1e-3 for name in ("reference", "non_private"))
     audit = json.loads((run / "audit.json").read_text())
+    # As tfdp.verify does, of the adapters that were trained and nothing else.
+    assert audit["gradients"]["units"] == 4
+    assert 0 <= audit["gradients"]["norms"] < audit["gradients"]["allowed"] == 1e-4
+    assert 0 < audit["gradients"]["sums"] < 1e-4
+    assert audit["gradients"]["findings"] == []
+    adapted = build_model("gpt2:tiny", lora_rank=2)
+    assert _trained_parts(options["trained"]) == _trained_parts(adapted) != _trained_parts(public)
+    np.testing.assert_allclose(np.asarray(options["trained"](batch)), logits["private"], atol=1e-4)
     names = {(attack["name"], attack["model"], attack["group"]) for attack in audit["attacks"]}
     assert {(name, model, None) for name in ("canaries", "loss ratio", "loss threshold")
             for model in ("private", "non_private")} <= names  # fmt: skip
@@ -137,3 +149,20 @@ def test_from_training_to_the_card(trained, command, calls, tmp_path):
 def test_a_folder_of_something_else_is_refused(tmp_path, command):
     code, _, err = command("audit", tmp_path)
     assert (code, "records.json" in err) == (1, True)
+
+
+def test_wrong_gradients_are_found(trained, command, monkeypatch):
+    """A rule that leaves out a token: the audit fails, and the card claims nothing any more."""
+    from tfdp.gradients import uses
+
+    run, _ = trained
+    right = uses.outer
+    monkeypatch.setattr(
+        uses, "outer", lambda rows, columns, *rest, **more: right(rows[:, 1:], columns[:, 1:], *rest, **more)
+    )
+    code, out, err = command("audit", run, "--candidates", 3, "--prompts", 1, "--most-units", 4)
+    assert code == 1, err
+    assert "PS044" in out
+    card = json.loads((run / "MODEL_CARD.json").read_text())
+    assert card["claim"]["status"] == "not claimed"
+    assert not (run / "MODEL_CARD.md").read_text().count("Gradients of a private step: not measured")

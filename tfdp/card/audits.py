@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from tfdp.card.fields import Count, Digest, Probability, Section, Text
+from tfdp.findings import Finding
 
 Interval = tuple[float, float]
 Attacked = Literal["private", "non_private"]
@@ -74,6 +75,25 @@ class Extracted(Section):
     """Of the share of approximate matches, at 95%."""
 
 
+class Gradients(Section):
+    """How near the gradients of a private step are to materialised ones, on the released model (`tfdp.verify`).
+
+    Deviations are relative, the largest of all units or variables; null: not measured, or not finite.
+    """
+
+    units: Count
+    reference: Text
+    """What a unit's own gradient was taken from."""
+    allowed: Annotated[float, Field(ge=0)]
+    """What rounding explains."""
+    norms: Annotated[float, Field(ge=0)] | None
+    sums: Annotated[float, Field(ge=0)] | None
+    losses_of_others: Annotated[float, Field(ge=0)] | None
+    """When one unit is replaced."""
+    gradients_of_others: Annotated[float, Field(ge=0)] | None
+    findings: tuple[Finding, ...] = ()
+
+
 class Skipped(Section):
     """A part of the audit that was not done, and why."""
 
@@ -89,6 +109,7 @@ class Audit(Section):
     parameters_digest: Digest
     """Of the weights that were attacked."""
     seconds: Annotated[float, Field(ge=0)]
+    gradients: Gradients | None = None
     attacks: tuple[Attack, ...] = ()
     exposures: tuple[Exposure, ...] = ()
     extractions: tuple[Extracted, ...] = ()

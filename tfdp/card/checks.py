@@ -9,6 +9,7 @@
 | PS040         | warning       | trials are called accounted that no ledger has                               |
 | PS041         | error/warning | a clip norm chosen after a look at gradients of the private data             |
 | PS042         | error/warning | randomness with a fixed seed, or not from the operating system               |
+| PS043 - PS045 | error         | an audit found the gradients of the private step to be others than claimed   |
 | PS050, PS051  | warning/note  | no metrics per group; a group too small to show                              |
 | PS052 - PS054 | mixed         | no attack; an attack that refutes the claim; an attack without its numbers   |
 | PS060, PS061  | error/warning | a waiver that has expired, or that nobody owns                               |
@@ -322,6 +323,8 @@ def _attacks(spec: PrivacySpec, account: Accounting, inputs: CardInputs) -> Iter
         fix = "Attack the model: tfdp audit RUN_DIR, or evaluation={'membership_inference': {...}} of export."
         yield _finding("PS052", severity, where, f"{message}, received none.", fix)
     realised = account.epsilon_with_amplification.value
+    if inputs.audit is not None and inputs.audit.gradients is not None:
+        yield from inputs.audit.gradients.findings
     for attack in inputs.every_attack:
         lower = attack.epsilon_lower_bound
         if attack.model == "private" and lower is not None and realised is not None and lower > realised:

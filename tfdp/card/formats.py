@@ -41,6 +41,11 @@ def number(value: float | None) -> str:
     return _significant(value, 4, decimal.ROUND_HALF_EVEN)
 
 
+def deviation(value: float | None) -> str:
+    """A small relative error: only its size matters."""
+    return NOT_MEASURED if value is None else f"{value:.1e}"
+
+
 def signed(value: float | None) -> str:
     """A difference: with its sign, to four significant digits."""
     text = number(value)

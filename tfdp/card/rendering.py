@@ -155,6 +155,7 @@ def _environment(kind: str) -> jinja2.Environment:
     environment.filters.update(
         bound=formats.bound,
         lower_bound=formats.lower_bound,
+        deviation=formats.deviation,
         number=formats.number,
         signed=formats.signed,
         exact=formats.exact,

@@ -290,11 +290,12 @@ def _evaluation(inputs: CardInputs) -> DataAccess:
 
 def _audit(inputs: CardInputs) -> DataAccess:
     audited = inputs.every_attack or inputs.audit is not None
+    verified = inputs.audit is not None and inputs.audit.gradients is not None
+    looked_at = "losses of members and non-members" + (" and gradients of a few" if verified else "")
     return DataAccess(
         name="Attacks for an audit",
         status="not covered" if audited else "not stated",
-        note="The losses of members and non-members were looked at, without noise, and what they add up to is on this "
-        "card."
+        note=f"The {looked_at} were looked at, without noise, and what they add up to is on this card."
         if audited
         else "None were handed to this card. Not covered if private data were attacked.",
     )

@@ -58,8 +58,9 @@ def audit(
     """Attack a trained model, and put what was found into audit.json and on the card.
 
     Membership inference on whole privacy units, exposure of canaries and a lower bound of epsilon, extraction of
-    training documents. All are looks at private data, which no epsilon covers; the card lists them. Exits with 1 when
-    an attack refutes the claim (PS053), or the run cannot be audited.
+    training documents; and, as tfdp.verify does, the gradients of a private step against materialised ones. All are
+    looks at private data, which no epsilon covers; the card lists them. Exits with 1 when an attack refutes the claim
+    (PS053), the gradients are wrong (PS043 to PS045), or the run cannot be audited.
     """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -101,6 +102,7 @@ def audit(
             parameters_digest=card.provenance.parameters_digest,
             sequence_length=record.model.sequence_length,
             canaries=record.canaries.canaries if record.canaries is not None else None,
+            trained=_as_trained(record, models["private"]),
             settings=AuditSettings(
                 most_units=most_units,
                 candidates=candidates,
@@ -111,7 +113,8 @@ def audit(
         )
     paths = attach_audit(run, found)
     _print(console, found)
-    refuted = [one for one in load_card(paths["json"]).review.findings if one.id == "PS053"]
+    wrong = {"PS053", *(one.id for one in (found.gradients.findings if found.gradients is not None else ()))}
+    refuted = [one for one in load_card(paths["json"]).review.findings if one.id in wrong]
     for finding in refuted:
         console.print(str(finding), style="bold red", markup=False)
     console.print(
@@ -213,11 +216,28 @@ def _trained(path: pathlib.Path, digest: str | None = None) -> Any:
         return keras.models.load_model(path, compile=False)
 
 
+def _as_trained(record: RunRecord, private: Any) -> Any:
+    """The released weights in the model that was trained: what was saved has merged adapters and nothing frozen."""
+    from tfdp.cli.networks import network
+    from tfdp.workflow import add_lora
+
+    model = network(record.model.name)
+    model.set_weights(private.get_weights())
+    if record.model.lora_rank is not None:
+        add_lora(model, record.model.lora_rank)
+    return model
+
+
 def _print(console: Any, found: Audit) -> None:
     from rich.table import Table
 
-    from tfdp.card.formats import interval, lower_bound, number
+    from tfdp.card.formats import deviation, interval, lower_bound, number
 
+    if found.gradients is not None:
+        console.print(
+            f"Gradients of a private step, on {found.gradients.units} units: norms within "
+            f"{deviation(found.gradients.norms)} of materialised ones, sums within {deviation(found.gradients.sums)}."
+        )
     table = Table(title="Attacks", title_justify="left")
     for heading in ("attack", "model", "members, others", "AUC (interval)", "TPR at 1% FPR", "epsilon >="):
         table.add_column(heading)

@@ -23,13 +23,14 @@ from tfdp.auditing import (
     unit_losses,
 )
 from tfdp.auditing.extraction import CONTINUATION, PREFIX, SHORTEST
-from tfdp.card.audits import Attack, Audit, Exposure, Extracted, RatePoint, Skipped
+from tfdp.card.audits import Attack, Audit, Exposure, Extracted, Gradients, RatePoint, Skipped
 from tfdp.errors import DataError
 from tfdp.evaluation import perplexity
+from tfdp.inspection import verify
 from tfdp.ledger import Clock, timestamp
 from tfdp.sampling.claims import claims_whole_unit
 from tfdp.spec import PrivacySpec
-from tfdp.workflow.language_models import encode_texts
+from tfdp.workflow.language_models import encode_texts, token_loss
 from tfdp.workflow.records import NO_GROUP, TextRecords
 
 LOSS, RATIO, CANARIES = "loss threshold", "loss ratio", "canaries"
@@ -40,6 +41,7 @@ THREATS = {
 }
 _SMALLEST_GROUP = 20  # where the spec does not say
 _PROMPTS_AT_A_TIME = 64
+_VERIFIED = 4  # units whose gradients are materialised
 _TOO_LATE = "the time budget was used up"
 
 Progress = Callable[[str, int, int], None]
@@ -99,6 +101,7 @@ def audit_run(
     parameters_digest: str,
     sequence_length: int,
     canaries: Canaries | None = None,
+    trained: Any = None,
     settings: AuditSettings | None = None,
     progress: Progress | None = None,
     clock: Clock | None = None,
@@ -113,6 +116,7 @@ def audit_run(
         parameters_digest: of the private model, as on its card.
         sequence_length: tokens of a record, as in training.
         canaries: that were put among the members.
+        trained: the private model with the variables that were trained, whose gradients are verified. None: no.
         settings: how much is attacked.
         progress: is told what is being done.
         clock: gives the time in the result; for tests.
@@ -122,11 +126,16 @@ def audit_run(
     whole = claims_whole_unit(spec.claim.privacy_unit)
     work = _Work(spec, models, reference, sequence_length, settings, watch, whole)
     attacks: list[Attack] = []
+    gradients: list[Gradients] = []
     exposures: list[Exposure] = []
     extractions: list[Extracted] = []
     skipped: list[Skipped] = []
     generator = np.random.default_rng(0)  # which units stand for all; the same ones when the audit is repeated
     sides = [_some_units(side, whole, settings.most_units, generator) for side in (members, non_members)]
+
+    def gradients_part() -> None:
+        if trained is not None:
+            gradients.append(work.gradients(trained, sides[1] if len(sides[1]) > 1 else sides[0]))
 
     def canary_part() -> None:
         if canaries is None:
@@ -141,7 +150,12 @@ def audit_run(
     def extraction_part() -> None:
         extractions.extend(work.extraction(*sides))
 
-    parts = {"canaries": canary_part, "membership inference": membership_part, "extraction": extraction_part}
+    parts = {
+        "gradients of a private step": gradients_part,
+        "canaries": canary_part,
+        "membership inference": membership_part,
+        "extraction": extraction_part,
+    }
     for name, part in parts.items():
         try:
             part()
@@ -154,6 +168,7 @@ def audit_run(
         created=timestamp(clock),
         parameters_digest=parameters_digest,
         seconds=round(time.monotonic() - watch.began, 1),
+        gradients=gradients[0] if gradients else None,
         attacks=tuple(attacks),
         exposures=tuple(exposures),
         extractions=tuple(extractions),
@@ -172,6 +187,26 @@ class _Work:
     settings: AuditSettings
     watch: _Clock
     whole: bool
+
+    def gradients(self, trained: Any, records: TextRecords) -> Gradients:
+        """The gradients of a private step against materialised ones, on some records."""
+        self.watch.start("gradients of a private step", 1)
+        arrays = encode_texts(self.reference, records.texts[:_VERIFIED], self.sequence_length)
+        trained.compile(optimizer="sgd", loss=token_loss())
+        found = verify(trained, arrays, units=_VERIFIED)
+        self.watch.tick(1)
+        deviations = {
+            name: value if value is not None and np.isfinite(value) else None
+            for name in ("norms", "sums", "losses_of_others", "gradients_of_others")
+            for value in (getattr(found, name),)
+        }
+        return Gradients(
+            units=found.units,
+            reference=found.reference,
+            allowed=found.allowed,
+            findings=found.findings,
+            **deviations,
+        )
 
     def canaries(self, canaries: Canaries) -> tuple[list[Attack], list[Exposure]]:
         """The coins guessed, and the secrets ranked."""

@@ -22,7 +22,7 @@ from tfdp.entropy import system_generator
 from tfdp.errors import DataError
 from tfdp.sampling.units import UnitMap
 from tfdp.spec import PrivacySpec
-from tfdp.workflow.language_models import encode_texts
+from tfdp.workflow.language_models import encode_texts, token_loss
 from tfdp.workflow.records import TextRecords
 
 QUANTILE = 0.8
@@ -96,8 +96,6 @@ def measure_concentration(
         sequence_length: tokens of a text.
         most_units: of the batch; a gradient of each is held.
     """
-    import keras
-
     from tfdp.gradients import clipped_gradients
     from tfdp.workflow.fitting import detached_preprocessor
 
@@ -114,10 +112,9 @@ def measure_concentration(
         encode_texts(model, [records.texts[record] for record in units.of(unit)[:most].tolist()], sequence_length)
         for unit in chosen.tolist()
     ]
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="mean_with_sample_weight")
     gradients = []
     with detached_preprocessor(model):
-        model.compile(optimizer="sgd", loss=loss)
+        model.compile(optimizer="sgd", loss=token_loss())
         for x, y, weight in arrays:
             count = len(y)
             ones = np.ones((1, count), np.float32)

@@ -51,18 +51,16 @@ def private_fit(
         checkpoint, save_freq: of `PrivacyCallback`: the same call goes on where an interrupted one was saved.
         verbose: of Keras; above 0, the time that is left is printed after every epoch.
     """
-    import keras
-
     from tfdp.callback import PrivacyCallback
     from tfdp.optimizer import dp_optimizer
     from tfdp.sampling.batches import poisson_batches
+    from tfdp.workflow.language_models import token_loss
     from tfdp.workflow.progress import RemainingTime
 
     options = dict(batch_options or {})
     with detached_preprocessor(model):
         if loss is None:
-            # Per token of a text, not per position: what is shown is then comparable between lengths.
-            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="mean_with_sample_weight")
+            loss = token_loss()
         model.compile(
             optimizer=dp_optimizer(optimizer, plan, learning_rate=learning_rate),
             loss=loss,

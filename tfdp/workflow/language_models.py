@@ -83,6 +83,16 @@ def encode_texts(model: Any, texts: Sequence[str], sequence_length: int) -> tupl
     return x, y, np.concatenate([part[2] for part in parts]).astype(np.float32)
 
 
+def token_loss() -> Any:
+    """What the workflow minimises: cross-entropy of logits, per token of a text and not per position.
+
+    It is then comparable between lengths.
+    """
+    import keras
+
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="mean_with_sample_weight")
+
+
 def _tiny_gpt2() -> Any:
     import keras_hub
 

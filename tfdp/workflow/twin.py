@@ -11,6 +11,7 @@ import numpy as np
 
 from tfdp.errors import DataError
 from tfdp.workflow.fitting import detached_preprocessor
+from tfdp.workflow.language_models import token_loss
 
 
 def plain_fit(
@@ -47,7 +48,7 @@ def plain_fit(
         chosen.learning_rate = learning_rate
         model.compile(
             optimizer=chosen,
-            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="mean_with_sample_weight"),
+            loss=token_loss(),
             weighted_metrics=[],
         )
         model.fit(batches.prefetch(2), steps_per_epoch=steps, shuffle=False, verbose=verbose)
