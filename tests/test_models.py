@@ -106,6 +106,33 @@ def test_lora_that_is_frozen():
     assert f"{2 * len(adapted)} LoRA weights, all of them frozen" in finding.message
 
 
+def test_lora_that_trains_in_a_backbone_that_was_frozen():
+    """Keras's word for the backbone does not reach the adapters: they would train against it."""
+    model = _gpt2()
+    model.backbone.enable_lora(2)
+    model.backbone.trainable = False
+    assert model.trainable_variables
+    (finding,) = check_model(model)
+    assert (finding.id, finding.where) == ("PS046", model.backbone.name)
+    assert "frozen after enable_lora" in finding.message
+    again = _gpt2()
+    again.backbone.trainable = False
+    again.backbone.enable_lora(2)
+    assert check_model(again) == []
+
+
+def test_float16_is_told_once():
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = _gpt2()
+    finally:
+        keras.config.set_dtype_policy("float32")
+    (finding,) = check_model(model)
+    assert finding.id == "PS046"
+    assert "float16 in" in finding.message
+    assert "mixed_bfloat16" in finding.fix
+
+
 class _Borrows(keras.layers.Layer):
     def __init__(self, lender, **options):
         super().__init__(**options)

@@ -189,6 +189,12 @@ class TestRefusals:
         with pytest.raises(MisuseError, match=r"Expected a plan from tfdp.make_plan. Received: dict"):
             tfdp.dp_optimizer("sgd", plan.to_dict())
 
+    def test_another_backend(self, plan, monkeypatch):
+        """Keras fails in fit on these batches before it asks a callback, with words that lead nowhere."""
+        monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+        with pytest.raises(MisuseError, match=r"TensorFlow backend. Received: jax. Set KERAS_BACKEND=tensorflow"):
+            tfdp.dp_optimizer("sgd", plan)
+
     def test_an_instance_with_options_or_a_past(self, plan):
         with pytest.raises(MisuseError, match=r"Received: \['learning_rate'\]"):
             tfdp.dp_optimizer(keras.optimizers.SGD(), plan, learning_rate=1.0)

@@ -35,15 +35,9 @@ def check_model(model: Any, *, method: str = "bookkeeping", hybrid: bool = False
     """
     import keras
 
-    if keras.backend.backend() != "tensorflow":
-        return [
-            _error(
-                "PS046",
-                "keras.backend",
-                f"Expected the TensorFlow backend. Received: {keras.backend.backend()}.",
-                "Set KERAS_BACKEND=tensorflow before Keras is imported.",
-            )
-        ]
+    backend = check_backend()
+    if backend:
+        return backend
     if not isinstance(model, keras.Model):
         return [
             _error(
@@ -71,21 +65,62 @@ def check_model(model: Any, *, method: str = "bookkeeping", hybrid: bool = False
         )
     trainable = {id(variable) for variable in model.trainable_variables}
     layers = keras_private.flatten_layers(model)
-    found += _check_adapters(model.name, layers) + _check_shared(layers)
+    found += _check_precision(model.name, layers) + _check_adapters(model, layers) + _check_shared(layers)
     for layer in layers:
         found += _check_layer(layer, trainable, method, hybrid)
     return found
 
 
-def _check_adapters(name: str, layers: list[Any]) -> list[Finding]:
-    """LoRA that is on and does not train: what trains is not what was meant to."""
+def check_backend() -> list[Finding]:
+    """Whether Keras runs on TensorFlow. On another backend it fails in a `fit` before any callback is asked."""
+    import keras
+
+    backend = keras.backend.backend()
+    if backend == "tensorflow":
+        return []
+    message = f"Expected the TensorFlow backend. Received: {backend}."
+    return [_error("PS046", "keras.backend", message, "Set KERAS_BACKEND=tensorflow before Keras is imported.")]
+
+
+def _check_precision(name: str, layers: list[Any]) -> list[Finding]:
+    half = [layer.name for layer in layers if getattr(layer, "compute_dtype", None) == "float16"]
+    if not half:
+        return []
+    message = (
+        f"Expected float32 or bfloat16 computation. Received: float16 in {len(half)} of {len(layers)} layers (such as "
+        f"'{half[-1]}'), whose small range needs loss scaling. It skips a step, and changes its scale, where a "
+        "gradient of the batch overflows: decisions on private data that no noise covers."
+    )
+    return [_error("PS046", name, message, "Use the dtype policy mixed_bfloat16 or float32.")]
+
+
+def _check_adapters(model: Any, layers: list[Any]) -> list[Finding]:
+    """LoRA that is on and does not train, or trains in what was frozen: what trains is not what was meant to."""
     adapters = [v for layer in layers if getattr(layer, "lora_enabled", False) for v in layer.variables]
     adapters = [v for v in adapters if "lora_" in v.path.split("/")[-1]]
-    if not adapters or any(v.trainable for v in adapters):
+    if not adapters:
         return []
-    message = f"Expected LoRA weights that train. Received: {len(adapters)} LoRA weights, all of them frozen."
-    fix = "Set trainable = True on the layers that hold them, or build the model without enable_lora."
-    return [_error("PS046", name, message, fix)]
+    if not any(v.trainable for v in adapters):
+        message = f"Expected LoRA weights that train. Received: {len(adapters)} LoRA weights, all of them frozen."
+        fix = "Set trainable = True on the layers that hold them, or build the model without enable_lora."
+        return [_error("PS046", model.name, message, fix)]
+    backbone = getattr(model, "backbone", None)
+    if backbone is None or backbone.trainable:
+        return []
+    # Layers that enable_lora has frozen do not hand the same word on to the adapters below them.
+    inside = {id(v) for v in backbone.variables}
+    training = [v for v in adapters if v.trainable and id(v) in inside]
+    if not training:
+        return []
+    message = (
+        f"Expected LoRA weights that train in a backbone that does. Received: '{backbone.name}', which was frozen "
+        f"after enable_lora, and {len(training)} LoRA weights in it that would train all the same."
+    )
+    fix = (
+        "To train them, leave backbone.trainable as enable_lora leaves it (build the model anew); to freeze them, set "
+        "trainable = False on the layers that hold them."
+    )
+    return [_error("PS046", backbone.name, message, fix)]
 
 
 def _check_shared(layers: list[Any]) -> list[Finding]:
@@ -150,17 +185,6 @@ def _check_layer(layer: Any, trainable: set[int], method: str, hybrid: bool) -> 
                 name,
                 "Expected a loss taken per unit. Received: an activity regulariser, which is taken over the batch.",
                 "Remove activity_regularizer; weight regularisers are fine.",
-            )
-        )
-    if getattr(layer, "compute_dtype", None) == "float16":
-        found.append(
-            _error(
-                "PS046",
-                name,
-                "Expected float32 or bfloat16 computation. Received: float16, whose small range needs loss scaling. It "
-                "skips a step, and changes its scale, where a gradient of the batch overflows: decisions on private "
-                "data that no noise covers.",
-                "Use the dtype policy mixed_bfloat16 or float32.",
             )
         )
     return found

@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from tfdp.errors import MisuseError
 from tfdp.gradients.vectorized import make_vectorized_keras_optimizer_class
+from tfdp.models import check_backend
 from tfdp.plan import Plan
 from tfdp.replicas import current_strategy
 
@@ -162,10 +163,13 @@ def dp_optimizer(optimizer: Any, plan: Plan, **kwargs: Any) -> Any:
         An instance of the matching DP class; it is saved and loaded with the model.
 
     Raises:
-        MisuseError: not an optimizer of Keras, one that has already trained, or one that accumulates gradients.
+        MisuseError: not an optimizer of Keras, one that has already trained, or one that accumulates gradients; or
+            Keras runs on another backend than TensorFlow.
     """
     if not isinstance(plan, Plan):
         raise MisuseError(f"Expected a plan from tfdp.make_plan. Received: {type(plan).__name__}.")
+    for finding in check_backend():
+        raise MisuseError(str(finding))
     current_strategy()
     decided = sorted(_DECIDED & kwargs.keys())
     if decided:

@@ -195,12 +195,7 @@ class Outcome:
     frozen: str = ""
 
 
-CASES = [
-    (family, task, trained)
-    for family in FAMILIES
-    for task in family.tasks
-    for trained in (("full", "LoRA") if task == family.tasks[0] else ("full",))
-]
+CASES = [(family, task, trained) for family in FAMILIES for task in family.tasks for trained in ("full", "LoRA")]
 
 
 def unused(model: Any, data: Any) -> list[Any]:

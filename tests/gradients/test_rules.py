@@ -310,6 +310,62 @@ def test_einsum_of_any_equation(data):
     _check(*_built(case), case.call)
 
 
+@settings(max_examples=25, derandomize=True, deadline=None, database=None)
+@given(
+    kind=st.sampled_from(["layer", "root mean square", "KerasHub's", "group"]),
+    tokens=st.lists(st.integers(1, 5), max_size=2),
+    groups=st.integers(1, 3),
+    size=st.integers(2, 4),
+    epsilon=st.sampled_from([1e-3, 0.5]),
+)
+def test_normalisations_of_any_shape(kind, tokens, groups, size, epsilon):
+    """At least two values are normalised together: of one alone nothing is left but rounding."""
+    width = groups * size
+    made = {
+        "layer": lambda: LAYERS.LayerNormalization(epsilon=epsilon),
+        "root mean square": lambda: LAYERS.RMSNormalization(epsilon=epsilon),
+        "KerasHub's": lambda: hub_class(HUB_ROOT_MEAN_SQUARE_NORMS[0])(epsilon=epsilon),
+        "group": lambda: LAYERS.GroupNormalization(groups, epsilon=epsilon),
+    }
+    case = Case("drawn", made[kind], (*tokens, width))
+    _check(*_built(case), case.call)
+
+
+@settings(max_examples=10, derandomize=True, deadline=None, database=None)
+@given(tokens=st.integers(1, 6), more=st.integers(0, 3), width=st.integers(1, 6), vocabulary=st.integers(2, 9))
+def test_positions_and_masked_heads_of_any_shape(tokens, more, width, vocabulary):
+    rows = tokens + more
+    positions = Case("drawn", lambda: keras_hub.layers.PositionEmbedding(rows), (tokens, width))
+    both = keras_hub.layers.TokenAndPositionEmbedding
+    tables = Case("drawn", lambda: both(vocabulary, rows, width), (tokens,), integers=vocabulary)
+    untied = Case("drawn", lambda: _head_of(vocabulary), (tokens + 2, width + 3), call=_call_head)
+    for case in (positions, tables, untied):
+        _check(*_built(case), case.call)
+
+
+@settings(max_examples=10, derandomize=True, deadline=None, database=None)
+@given(
+    heads=st.sampled_from([(1, 1), (2, 1), (2, 2), (4, 2)]),
+    head=st.integers(2, 4),
+    tokens=st.integers(2, 6),
+    width=st.integers(1, 5),
+    lora=st.booleans(),
+)
+def test_attention_of_any_shape(heads, head, tokens, width, lora):
+    """At least two values a head: a bias by head alone Keras may add along the tokens, which is refused."""
+    query, shared = heads
+    if query == shared:
+        layer = LAYERS.MultiHeadAttention(query, head)
+    else:
+        layer = LAYERS.GroupQueryAttention(head, query, shared)
+    case = Case("drawn", lambda: layer, (tokens, width), call=_attend)
+    layer, x = _built(case)
+    if lora:
+        for each in (layer._query_dense, layer._value_dense):
+            each.enable_lora(2)
+    _check(layer, x, _attend)
+
+
 @pytest.mark.parametrize("kept", ["bias", "gamma", "beta"])
 def test_biases_or_scales_alone(kept):
     """What is trained of a block where all kernels are frozen (BitFit), or all but the scales of its norms."""

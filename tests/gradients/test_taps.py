@@ -278,12 +278,16 @@ def test_a_variable_that_tensorflow_does_not_watch():
 # Leading axes that are not the batch.
 
 
-def test_one_row_for_all_records():
+@pytest.mark.parametrize("batch", [BATCH, 1])
+def test_one_row_for_all_records(batch):
+    """Also where the batch is one record, and no shape tells."""
+
     def forward(model, x):
         return model.dense(x) + model.positions(tf.range(TOKENS)[None])
 
-    model = _made(forward, _x(), dense=Dense(2), positions=keras.layers.Embedding(TOKENS, 2, name="positions"))
-    assert "the input of layer 'positions' (Embedding) to keep the batch as its leading axis" in _refusal(model, _x())
+    x = _x(batch)
+    model = _made(forward, x, dense=Dense(2), positions=keras.layers.Embedding(TOKENS, 2, name="positions"))
+    assert "the input of layer 'positions' (Embedding) to keep the batch as its leading axis" in _refusal(model, x)
 
 
 @pytest.mark.quick
