@@ -144,7 +144,7 @@ class TestGrid:
     @pytest.mark.parametrize("offset", [0, 1, 15])
     def test_the_means_lie_apart_in_the_room_that_is_given(self, offset):
         """Each begins where TensorFlow takes memory over without a copy; none reaches into another."""
-        shapes = [(3,), (), (4, 5), (16,), (0,), (33,)]
+        shapes = [(3,), (), (4, 5), (16,), (0,), (33,), (32,)]  # the last one has no line to spare
         totals = [np.full(shape, 100.0 * index, np.float32) for index, shape in enumerate(shapes)]
         room = np.full(noise.room_for(totals) + offset, np.nan, np.float32)[offset:]
         means = GaussianNoise("prng", 3).noisy_means(totals, 1.0, 1.0, step=1, room=room)
@@ -271,16 +271,28 @@ class TestTensors:
         shape, source = (300_000,), GaussianNoise("prng", 5)
 
         @tf.function
-        def step(total):
-            (mean,) = source.tensors([total], 1.0, 1.0, 1)
+        def step(total, number):
+            (mean,) = source.tensors([total], 1.0, 1.0, number)
             with tf.control_dependencies([mean]):
                 later = [tf.fill(shape, value) + total for value in tf.unstack(tf.range(8.0))]
             with tf.control_dependencies(later):
                 return tf.identity(mean), tf.add_n(later)
 
         total = tf.random.normal(shape)
-        (expected,) = GaussianNoise("prng", 5).noisy_means([total.numpy()], 1.0, 1.0, step=1)
-        np.testing.assert_array_equal(step(total)[0], expected)
+        means = [step(total, tf.constant(number))[0] for number in (1, 2)]  # what a step returned outlives the next one
+        plain = GaussianNoise("prng", 5)
+        for number, mean in enumerate(means, start=1):
+            (expected,) = plain.noisy_means([total.numpy()], 1.0, 1.0, step=number)
+            np.testing.assert_array_equal(mean, expected)
+
+    def test_the_room_is_not_taken_before_the_sums_are_there(self):
+        """It would lie there for the whole backward pass."""
+        import tensorflow as tf
+
+        function = tf.function(lambda x: GaussianNoise().tensors([tf.square(x, name="total")], 1.0, 1.0, 1))
+        graph = function.get_concrete_function(tf.TensorSpec([3])).graph
+        (room,) = [op for op in graph.get_operations() if op.type == "Empty"]
+        assert "total" in {op.name for each in (room, room.inputs[0].op) for op in each.control_inputs}
 
     def test_replays_of_a_graph_draw_anew(self):
         import tensorflow as tf

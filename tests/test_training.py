@@ -12,6 +12,7 @@ import tensorflow as tf
 from scipy import stats
 
 import tfdp
+from tfdp import keras_private, training
 from tfdp.errors import MisuseError
 from tfdp.sampling import batches as draws_of_this_process
 from tfdp.sampling.poisson import PoissonSampler
@@ -199,8 +200,15 @@ class TestUpdate:
         fit(model, plan, records(), tmp_path, steps=2, optimizer=keras.optimizers.SGD(**options))
         assert_close(model, [v.numpy() for v in weights])
 
-    def test_compiled_and_plain_microbatches_agree(self, plan_of, noise_is, draws_are, tmp_path):
-        """XLA for the microbatch only, with metrics and dropout state around it."""
+    def test_compiled_and_plain_microbatches_agree(self, plan_of, noise_is, draws_are, monkeypatch, tmp_path):
+        """XLA for the microbatch only, with metrics and dropout state around it; built once, however many there are."""
+        sums_function, built = training.sums_function, []
+
+        def recorded(*options):
+            sums = sums_function(*options)
+            return lambda *arguments: built.append(keras_private.is_compiled_by_xla()) or sums(*arguments)
+
+        monkeypatch.setattr(training, "sums_function", recorded)
         noise_is(telling)
         plan, data, found = plan_of(), records(), []
         for name, jit in (("plain", False), ("compiled", True)):
@@ -210,6 +218,7 @@ class TestUpdate:
                 model, plan, data, tmp_path / name, steps=2, jit_compile=jit, compiled={"metrics": ["accuracy"]}
             )
             found.append((model.get_weights(), history.history))
+        assert built == [False, True]
         for one, other in zip(found[0][0], found[1][0], strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
         for name, values in found[0][1].items():

@@ -75,6 +75,15 @@ def test_kernels_formed_in_turn_leave_out_a_unit_that_is_not_finite(case, oracle
     assert oracle.distance(sums, reference.first(3).sums(clip_norm, np.array([1, 0, 1]))) < 1e-4
 
 
+def test_kernels_formed_in_turn_of_no_unit_are_zeros(case, oracle, monkeypatch):
+    monkeypatch.setattr(uses, "LARGE", 0)
+    model, data, _, clip_norm = case("gpt2", 0)
+    sums, norms, _ = oracle.traced(model, clip_norm)(data, np.zeros(COUNT))
+    assert [total.shape for total in sums] == [tuple(variable.shape) for variable in model.trainable_variables]
+    assert not np.any(oracle.flat(sums))
+    assert not np.any(norms)
+
+
 @pytest.mark.parametrize(("kind", "lora"), [("gpt2", 0), ("llama", 2), ("bert", 0)])
 def test_the_vectorized_path_agrees_with_the_loop(case, oracle, kind, lora):
     model, data, reference, clip_norm = case(kind, lora)
