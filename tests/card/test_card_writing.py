@@ -237,6 +237,23 @@ class TestCheck:
         render_card(done.directory)
         assert bad(done) == [("PS080", "claim.epsilon.value")]
 
+    def test_any_digit_of_the_json_counts(self, done):
+        """Also one that is within the rounding that check allows: the pages carry the digest of the JSON."""
+        path = done.directory / "MODEL_CARD.json"
+        content, card = path.read_bytes(), done.card
+        digits = [place for place, byte in enumerate(content) if byte in b"0123456789"]
+        for place in digits[::5]:  # many of them: one check takes a hundredth of a second
+            changed = bytearray(content)
+            changed[place] = ord("0") + (changed[place] - ord("0") + 5) % 10
+            path.write_bytes(changed)
+            try:
+                if done.card == card:  # beyond what a double holds: the same number
+                    continue
+                found = {where for _, where in bad(done)}
+            except (CardError, ValueError):  # no longer a card, or no longer JSON
+                continue
+            assert found >= {"MODEL_CARD.md", "MODEL_CARD.html"}, content[place - 40 : place + 20]
+
     @pytest.mark.parametrize("name", ["MODEL_CARD.md", "MODEL_CARD.html"])
     def test_an_edited_page(self, done, name):
         page = done.directory / name

@@ -9,7 +9,7 @@ from tfdp.card.build import build_card, errors_of
 from tfdp.card.checking import check_card
 from tfdp.card.model import PrivacyCard
 from tfdp.card.rendering import render_html, render_markdown
-from tfdp.card.writing import attach_audit, export, json_schema, load_card, render_card, to_json
+from tfdp.card.writing import attach_audit, export, json_schema, load_card, render_card
 
 __all__ = [
     "Audit",

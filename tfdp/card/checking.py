@@ -11,15 +11,16 @@ from typing import Any
 
 from tfdp.card.build import build_card, errors_of
 from tfdp.card.inputs import inputs_of
-from tfdp.card.model import PrivacyCard
+from tfdp.card.model import PrivacyCard, plain
 from tfdp.card.rendering import render_html, render_markdown
-from tfdp.card.writing import AUDIT, CARD_HTML, CARD_MARKDOWN, audit_of, card_file, generator, load_card, plain
+from tfdp.card.writing import AUDIT, CARD_HTML, CARD_MARKDOWN, audit_of, card_file, generator, load_card
 from tfdp.errors import CardError
 from tfdp.files import sha256_file
 from tfdp.findings import Finding, Severity
 from tfdp.ledger import read_ledger
 
-# Another machine may round the last digits of a Fourier transform differently; nothing else may differ.
+# Another machine may round the last digits of a Fourier transform differently; nothing else may differ. A digit that is
+# changed within this slack shows on the pages, which carry the digest of the JSON.
 _TOLERANCE = 1e-6
 
 

@@ -6,7 +6,8 @@ take a string or an infinity for a guarantee. `None` means "not measured" or "no
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import json
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue
 
@@ -362,3 +363,16 @@ class PrivacyCard(Section):
     budget: Budget
     review: Review
     legal: Legal
+
+
+def plain(card: PrivacyCard) -> dict[str, Any]:
+    return card.model_dump(mode="json")
+
+
+def to_json(card: PrivacyCard) -> str:
+    """Canonical JSON: sorted keys, real numbers, one line end."""
+    return canonical(plain(card))
+
+
+def canonical(values: dict[str, Any]) -> str:
+    return json.dumps(values, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n"

@@ -21,9 +21,10 @@ from ruamel.yaml.representer import SafeRepresenter
 
 from tfdp.card import formats, roc
 from tfdp.card.fields import Bound
-from tfdp.card.model import Metric, PrivacyCard
+from tfdp.card.model import Metric, PrivacyCard, to_json
 from tfdp.card.plots import Axis, Level, Series, bar_chart, dot_chart, line_chart
 from tfdp.errors import CardError
+from tfdp.files import sha256_text
 
 _SCHEMES = re.compile(r"(javascript|vbscript|data(?=:\S)|file(?=:/))\s*:", re.IGNORECASE)
 _MARKDOWN = re.compile(r"([\\`*_\[\]|~$])")
@@ -186,6 +187,7 @@ def _context(card: PrivacyCard) -> dict[str, Any]:
     found = card.review.findings
     return {
         "card": card,
+        "card_digest": sha256_text(to_json(card)),
         "claimed": card.claim.status == "claimed",
         "counts": ", ".join(_count(sum(one.severity.value == kind for one in found), kind) for kind in _SEVERITIES),
         "findings": sorted(found, key=lambda finding: _SEVERITIES.index(finding.severity.value)),

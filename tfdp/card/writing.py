@@ -18,7 +18,7 @@ from tfdp.budget import read_budget
 from tfdp.card.audits import Audit
 from tfdp.card.build import build_card
 from tfdp.card.inputs import inputs_of, read_inputs
-from tfdp.card.model import ModelFacts, OtherRun, PrivacyCard, Trials
+from tfdp.card.model import ModelFacts, OtherRun, PrivacyCard, Trials, canonical, to_json
 from tfdp.card.rendering import render_html, render_markdown
 from tfdp.errors import CardError
 from tfdp.files import atomic_write_bytes, atomic_write_text, fsync_directory, sha256_arrays, sha256_file
@@ -158,7 +158,7 @@ def attach_audit(directory: str | os.PathLike[str], audit: Audit) -> dict[str, P
         )
     inputs = inputs_of(card).model_copy(update={"audit": audit, "created": audit.created})
     card = build_card(read_ledger(directory / card.provenance.ledger_file), inputs)
-    written = atomic_write_text(directory / AUDIT, _canonical(audit.model_dump(mode="json")))
+    written = atomic_write_text(directory / AUDIT, canonical(audit.model_dump(mode="json")))
     return {
         "audit": written,
         "json": atomic_write_text(directory / CARD_JSON, to_json(card)),
@@ -186,11 +186,6 @@ def render_card(path: str | os.PathLike[str]) -> dict[str, Path]:
     card = load_card(file)
     pages = {"markdown": (CARD_MARKDOWN, render_markdown(card)), "html": (CARD_HTML, render_html(card))}
     return {kind: atomic_write_text(file.parent / name, text) for kind, (name, text) in pages.items()}
-
-
-def to_json(card: PrivacyCard) -> str:
-    """Canonical JSON: sorted keys, real numbers, one line end."""
-    return _canonical(plain(card))
 
 
 def load_card(path: str | os.PathLike[str]) -> PrivacyCard:
@@ -227,14 +222,6 @@ def json_schema(draft: Draft = "2020-12") -> dict[str, Any]:
 def card_file(path: str | os.PathLike[str]) -> Path:
     path = Path(path)
     return path / CARD_JSON if path.is_dir() else path
-
-
-def _canonical(values: dict[str, Any]) -> str:
-    return json.dumps(values, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def plain(card: PrivacyCard) -> dict[str, Any]:
-    return card.model_dump(mode="json")
 
 
 def _without_duplicates(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
