@@ -180,6 +180,8 @@ class TestRefusals:
         for foreign in (Mine, Mine(), keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()), dict, 3, None):
             with pytest.raises(MisuseError, match="Expected an optimizer that Keras ships"):
                 tfdp.dp_optimizer(foreign, plan)
+        with pytest.raises(MisuseError, match=r"LossScaleOptimizer.*pass the optimizer inside it"):
+            tfdp.dp_optimizer(keras.optimizers.LossScaleOptimizer, plan)
         with pytest.raises(MisuseError, match="Received: DPSGD"):
             tfdp.dp_optimizer(tfdp.dp_optimizer("sgd", plan), plan)
         with pytest.raises(MisuseError, match=r"Expected one of .*'adam'.*optimizer='adma'"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -22,7 +23,11 @@ _needs_sources = pytest.mark.skipif(not _HAS_SOURCES, reason="the sources of tfd
 
 
 def _run(*command, **options):
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False, **options)
+    # A search path of the caller's would come before what the wheel installed.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, check=False, env=environment, **options
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -202,8 +202,14 @@ def dp_optimizer(optimizer: Any, plan: Plan, **kwargs: Any) -> Any:
 def _dp_class(base: Any) -> Any:
     if base not in _CLASSES:
         received = getattr(base, "__name__", type(base).__name__)
+        remedy = "Pass one of these."
+        if base is keras.optimizers.LossScaleOptimizer:
+            remedy = (
+                "It skips a step where gradients overflow, a decision on private data that no noise covers: pass the "
+                "optimizer inside it, and compute in float32 or mixed_bfloat16."
+            )
         raise MisuseError(
             f"Expected an optimizer that Keras ships ({', '.join(sorted(each.__name__ for each in _CLASSES))}). "
-            f"Received: {received}."
+            f"Received: {received}. {remedy}"
         )
     return _CLASSES[base]

@@ -5,10 +5,14 @@ import pathlib
 import struct
 import sys
 
+import keras
 import numpy as np
 import pytest
 
+import tfdp
+
 _PATH = pathlib.Path(__file__).parents[2] / "examples" / "stories260k.py"
+_ANIMALS = ("cat", "dog", "bear", "bird", "frog", "fish", "fox", "mouse")
 
 
 @pytest.fixture(scope="module")
@@ -130,3 +134,30 @@ def test_stories260k_tells_the_printed_story(stories, shared):
     assert tokenizer.decode(tokenizer.encode(printed)) == printed
     # A prompt that is the beginning of the greedy story must not change how it goes on.
     assert printed.startswith(stories.tell(model, tokenizer, "Once upon a time", tokens=40))
+
+
+@pytest.mark.parametrize("lora_rank", [None, 2])
+def test_stories260k_is_trained_privately(stories, shared, plan_of, tmp_path, lora_rank):
+    """In full, with its tied table, and by adapters: what trains moves, and nothing else."""
+    folder = pathlib.Path(shared) / "data" / "models" / "stories260K"
+    model, tokenizer = stories.load(folder / "stories260K.bin", folder / "tok512.bin")
+    if lora_rank:
+        model.backbone.enable_lora(lora_rank)
+    texts = [f"Once upon a time there was a {animal} who liked to play." for animal in _ANIMALS]
+    plan = plan_of(num_units=len(texts), batch=4, steps=2)
+    model.compile(
+        optimizer=tfdp.dp_optimizer("adamw", plan, learning_rate=1e-3),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        weighted_metrics=[],
+    )
+    records = [tokenizer.encode(text) for text in texts]
+    batches = tfdp.poisson_batches(records, plan, sequence_length=20)
+    before = [variable.numpy() for variable in model.variables]
+    callback = tfdp.PrivacyCallback(plan, tmp_path / "ledger.jsonl")
+    model.fit(batches, steps_per_epoch=2, callbacks=[callback], verbose=0, shuffle=False)
+    assert tfdp.read_ledger(tmp_path / "ledger.jsonl").steps == 2
+    trained = {variable.path for variable in model.trainable_variables}
+    assert all("lora" in path for path in trained) == (lora_rank is not None)
+    for variable, old in zip(model.variables, before, strict=True):
+        if "seed" not in variable.path:
+            assert (variable.numpy() != old).any() == (variable.path in trained), variable.path

@@ -148,7 +148,10 @@ class TestTokens:
         return ids, mask, y, weight
 
     @pytest.mark.parametrize("length", [1, 3, 5, 9])
-    @pytest.mark.parametrize("make", [list, Source, lambda rows: [np.array(r, np.uint16) for r in rows]])
+    @pytest.mark.parametrize(
+        "make",
+        [list, Source, lambda rows: [np.array(r, np.uint16) for r in rows], lambda rows: np.array(rows, object)],
+    )
     def test_ragged_sequences(self, make, length):
         records = as_records(make(RAGGED), sequence_length=length, pad_value=99)
         assert len(records) == 5

@@ -8,7 +8,7 @@ What `as_records` understands, and how it decides:
 | a dict                                              | columns of `x` alone                                         |
 | one array of integers [records, tokens]             | token records of a language model (see below)                |
 | any other array                                     | a column of `x` alone                                        |
-| a list                                              | one record per element, checked and stacked now              |
+| a list, or an array of objects                      | one record per element, checked and stacked now              |
 | anything else with `__len__` and `__getitem__`      | one record per index, read and checked when it is drawn      |
 
 A record is `x` (an array, or a dict or tuple of them), or a tuple `(x, y)` or `(x, y, sample_weight)`. Inside either,
@@ -63,6 +63,8 @@ def as_records(records: Any, *, sequence_length: int | None = None, pad_value: i
         return _from_columns({"x": records}, options)
     if hasattr(records, "row_splits") and hasattr(records, "flat_values"):  # tf.RaggedTensor
         records = np.split(np.asarray(records.flat_values), np.asarray(records.row_splits)[1:-1])
+    if isinstance(records, np.ndarray) and records.dtype == object and records.ndim == 1:
+        records = list(records)
     if isinstance(records, np.ndarray) or (hasattr(records, "numpy") and hasattr(records, "shape")):
         array = numeric_array(records, "records")
         if not options.are_tokens(array, axes_before=1):
