@@ -5,6 +5,8 @@ Statistical tests state their false-alarm rate; all others hold for every draw.
 
 from __future__ import annotations
 
+import time
+
 import keras
 import numpy as np
 import pytest
@@ -437,6 +439,18 @@ class TestBatchesThatWereTamperedWith:
         plan = plan_of(microbatch=1)
         batches = tf.data.Dataset.map(tfdp.poisson_batches(records(), plan), change)
         self.refused(plan, tmp_path, batches, "Expected a batch as it was drawn.*repeated.*as it is")
+
+    def test_nothing_runs_before_the_batch_is_accepted(self, plan_of, draws_are, monkeypatch, tmp_path):
+        """However long that takes: the loss of a refused batch is never added up."""
+        draws_are([0, 3, 4, 9])
+        plan, model, redeem = plan_of(), network(), training.PrivateTrainStep._redeem
+        monkeypatch.setattr(
+            training.PrivateTrainStep, "_redeem", lambda self, *ticket: time.sleep(0.3) or redeem(self, *ticket)
+        )
+        batches = tf.data.Dataset.map(tfdp.poisson_batches(records(), plan), weighted(lambda w: w * 10))
+        with pytest.raises(MisuseError, match="as it was drawn"):
+            fit(model, plan, records(), tmp_path, batches=batches)
+        assert [float(state) for metric in model.metrics for state in metric.variables] == [0.0, 0.0]
 
     def test_an_unchanged_batch_is_accepted_through_map(self, plan_of, noise_is, draws_are, tmp_path):
         noise_is(silent)
