@@ -40,13 +40,16 @@ def set_keras_mask(tensor: Any, mask: Any) -> None:
 
 # The root-mean-square norms of KerasHub's families: it exports none of them, and each family has its own copy.
 HUB_ROOT_MEAN_SQUARE_NORMS = (
+    "edrec.edrec_layers:EdRecRMSNormalization",
     "gemma.rms_normalization:RMSNormalization",
     "gemma3.gemma3_layers:RMSNormalization",
+    "gemma3n.rms_normalization:Gemma3nRMSNorm",
     "gemma4.gemma4_layers:RMSNormalization",
     "gpt_oss.gpt_oss_layer_norm:GptOssLayerNormalization",
     "llama.llama_layernorm:LlamaLayerNorm",
     "mistral.mistral_layer_norm:MistralLayerNormalization",
     "mixtral.mixtral_layer_norm:MixtralLayerNormalization",
+    "mobilenetv5.mobilenetv5_layers:RmsNorm2d",
     "phi3.phi3_layernorm:Phi3LayerNorm",
     "qwen.qwen_layernorm:QwenLayerNorm",
     "qwen3.qwen3_layernorm:Qwen3LayerNorm",

@@ -14,6 +14,7 @@ from tfdp.gradients import clipped_gradients, taps
 
 BATCH, TOKENS, WIDTH = 3, 4, 5
 Dense = keras.layers.Dense
+_FIRST = keras_private.hub_class("mobilenetv5.mobilenetv5_layers:RmsNorm2d")
 
 
 def _x(batch=BATCH, tokens=TOKENS):
@@ -154,6 +155,7 @@ def test_lora_beside_a_kernel_that_trains_too():
         (keras.layers.LayerNormalization(axis=1), _x(tokens=WIDTH), "axis [1] of an input of shape (3, 5, 5)"),
         (keras.layers.RMSNormalization(axis=1), _x(tokens=WIDTH), "axis [1] of an input of shape (3, 5, 5)"),
         (keras.layers.RMSNormalization(axis=[1, 2]), _x(), "over axes [1, 2]"),
+        (_FIRST(WIDTH, data_format="channels_first"), _x(tokens=WIDTH)[..., None], "not the last axis"),
         (keras.layers.EinsumDense("abc,cd->bad", (BATCH, 2)), _x(tokens=BATCH), "not a batch axis"),
         (keras.layers.EinsumDense("abc,acd->abd", (TOKENS, 2)), _x(), "not a batch axis"),
         (keras.layers.EinsumDense("abc,cd->ad", (2,)), _x(), "sums an input axis"),

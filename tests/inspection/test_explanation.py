@@ -152,6 +152,25 @@ def test_layers_without_a_rule():
     assert [row.path for row in allowed.rows] == ["rule", "vectorized"]
     assert allowed.findings == ()
     assert allowed.rows[1].bytes > 4 * 2 * allowed.rows[1].parameters
+    # Its kernel's gradients are taken in a loop over units, of which the graph does not say how often it runs.
+    assert allowed.rows[1].flops is None
+    assert allowed.extra_flops is None
+    assert "unknown FLOPs, " in str(allowed)
+
+
+def test_flops_of_the_vectorized_path():
+    """A backward pass for each unit, through the outputs of all: so many times the product of the plain step."""
+
+    class Doubled(keras.layers.Dense):
+        def call(self, x):
+            return keras.ops.matmul(2.0 * x, self.kernel)
+
+    model = keras.Sequential([keras.Input((TOKENS, 5)), Doubled(7, use_bias=False, name="own")])
+    row = _row(tfdp.explain(model, batch_size=BATCH, hybrid=True), "own")
+    assert row.path == "vectorized"
+    product = 2 * BATCH * TOKENS * 5 * 7
+    # All units' backward passes, their weighted sum, and without the plain gradient.
+    assert (BATCH - 1) * product <= row.flops <= (BATCH + 1) * product
 
 
 def test_what_only_the_trace_shows():
@@ -210,7 +229,14 @@ def test_what_it_has_to_be_told():
         (lambda a, b: tf.einsum("bij,bjk->bik", a, b), 2 * 2 * 3 * 4 * 5),
         (lambda a, b: tf.einsum("...ij,...jk->...ki", a, b), 2 * 2 * 3 * 4 * 5),
         (lambda a, b: tf.nn.conv1d(tf.transpose(a, [0, 2, 1]), tf.ones([2, 3, 7]), 1, "VALID"), 2 * 2 * 3 * 7 * 2 * 3),
+        (lambda a, b: tf.nn.conv1d_transpose(a, tf.ones([2, 7, 4]), [2, 6, 7], 2), 2 * 2 * 3 * 4 * 2 * 7),
+        (
+            lambda a, b: tf.nn.conv3d(a[..., None, None], tf.ones([1, 2, 1, 1, 7]), [1] * 5, "VALID"),
+            2 * 2 * 3 * 3 * 2 * 7,
+        ),
         (lambda a, b: tf.exp(a), 0),
+        (lambda a, b: tf.while_loop(lambda i: i < 2, lambda i: i + 1, [0]), None),
+        (lambda a, b: tf.function(lambda: tf.matmul(a, b))(), None),
     ],
 )
 def test_flops_of_operations(make, expected):

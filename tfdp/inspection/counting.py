@@ -5,7 +5,8 @@
 | FLOPs | products: 2 m n k for a matrix product, likewise for einsum and convolution; nothing else    |
 | bytes | what the operations write, one by one; a compiler that fuses them writes less                |
 
-What runs only where the terms of a gradient cancel (a branch of `tf.cond`) is not counted.
+What runs only where the terms of a gradient cancel (a branch of `tf.cond`) is not counted. How often a loop runs is not
+known: where one is among the operations, so are not the FLOPs.
 """
 
 from __future__ import annotations
@@ -33,7 +34,14 @@ _WITHOUT_WRITING = frozenset(
 )
 
 
-def flops(operations: Iterable[Any]) -> int:
+_LOOPS_AND_CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall", "StatelessWhile", "While"})
+
+
+def flops(operations: Iterable[Any]) -> int | None:
+    """None: not known."""
+    operations = list(operations)
+    if any(operation.type in _LOOPS_AND_CALLS for operation in operations):
+        return None
     return sum(_flops(operation) for operation in operations)
 
 
@@ -73,9 +81,11 @@ def _flops(operation: Any) -> int:
             sizes |= dict(zip(before, tensor.shape, strict=False))
             sizes |= dict(zip(reversed(after), reversed(tensor.shape), strict=False))
         return 2 * _size(outputs[0]) * math.prod(size for label, size in sizes.items() if label not in out)
-    if kind in ("Conv2D", "DepthwiseConv2dNative"):
+    if kind in ("Conv2D", "Conv3D", "DepthwiseConv2dNative"):
         return _convolution(_size(outputs[0]), inputs[1].shape, kind)
-    if kind in ("Conv2DBackpropFilter", "DepthwiseConv2dNativeBackpropFilter"):
+    if kind in ("Conv2DBackpropInput", "Conv3DBackpropInputV2", "DepthwiseConv2dNativeBackpropInput"):
+        return _convolution(_size(inputs[2]), inputs[1].shape, kind)
+    if kind in ("Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "DepthwiseConv2dNativeBackpropFilter"):
         return _convolution(_size(inputs[2]), outputs[0].shape, kind)
     return 0
 

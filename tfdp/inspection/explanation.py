@@ -38,7 +38,8 @@ class Row:
         path: "rule", "vectorized" (hybrid) or "refused".
         forms: by kernel, "Gram", "materialised", "one unit at a time" or "one token"; other variables are held
             per unit or by table row.
-        flops, bytes: extra, for one microbatch; None where it cannot be traced. See `tfdp.inspection.counting`.
+        flops, bytes: extra, for one microbatch; None where it cannot be traced, or runs in a loop. See
+            `tfdp.inspection.counting`.
     """
 
     layer: str
@@ -60,7 +61,7 @@ class Explanation(Printed):
         frozen_layers: layers that hold variables and train none of them.
         frozen_parameters: all that does not train, in layers of which a part trains as well.
         shapes: of one microbatch.
-        plain_flops: of forward and backward pass of the plain step.
+        plain_flops: of forward and backward pass of the plain step; None as for a row.
         findings: why layers are refused.
     """
 
@@ -73,11 +74,12 @@ class Explanation(Printed):
 
     @property
     def extra_flops(self) -> int | None:
-        return None if self.plain_flops is None else sum(row.flops or 0 for row in self.rows)
+        """Of all layers that are not refused; None where that of one is not known."""
+        return _total([row.flops for row in self.rows if row.path != "refused"])
 
     @property
     def extra_bytes(self) -> int | None:
-        return None if self.plain_flops is None else sum(row.bytes or 0 for row in self.rows)
+        return _total([row.bytes for row in self.rows if row.path != "refused"])
 
     def __rich__(self) -> Any:
         from rich.console import Group
@@ -95,9 +97,11 @@ class Explanation(Printed):
             frozen = f"{self.frozen_parameters:,} parameters"
             table.add_row(f"{self.frozen_layers} other layers", frozen, "frozen", "", "0", "0")
         lines = [Text(str(finding)) for finding in self.findings]
-        if self.plain_flops is not None and self.extra_flops is not None:
-            share = f"{self.extra_flops / max(self.plain_flops, 1):+.1%}"
-            total = f"All together: {_short(self.extra_flops)} FLOPs ({share} of the plain step's products), "
+        if self.extra_bytes is not None:
+            share = ""
+            if self.extra_flops is not None and self.plain_flops is not None:
+                share = f" ({self.extra_flops / max(self.plain_flops, 1):+.1%} of the plain step's products)"
+            total = f"All together: {_short(self.extra_flops)} FLOPs{share}, "
             lines.append(Text(f"{total}{_short(self.extra_bytes)} bytes written (less where a compiler fuses)."))
         return Group(table, *lines)
 
@@ -160,7 +164,7 @@ def _row(layer: Any, variables: Sequence[Any], costs: dict[int, _Cost] | None, r
         parameters=sum(_numbers(v) for v in variables),
         path="refused" if refused else "vectorized" if formed else "rule",
         forms={} if of is None else {name: cost.form for name, cost in of.items() if cost.form},
-        flops=None if of is None else sum(cost.flops for cost in of.values()),
+        flops=None if of is None else _total([cost.flops for cost in of.values()]),
         bytes=None if of is None else sum(cost.bytes for cost in of.values()),
     )
 
@@ -190,13 +194,13 @@ class _Cost:
 
     form: str
     formed: bool
-    flops: int
+    flops: int | None
     bytes: int
 
 
 @dataclasses.dataclass(frozen=True)
 class _Traced:
-    plain_flops: int
+    plain_flops: int | None
     of: dict[int, _Cost]
 
 
@@ -244,10 +248,10 @@ def _trace(model: Any, spec: Any) -> _Traced:
             costs[key] = _Cost(
                 form=", ".join(_form(use) for use in merged if isinstance(use, uses.Outer)),
                 formed=key in formed,
-                flops=counting.flops(mine) - counting.flops(instead),
+                flops=_total([counting.flops(mine), counting.flops(instead)], -1),
                 bytes=counting.written(mine) - counting.written(instead),
             )
-        found.append(_Traced(counting.flops(forward) + counting.flops(backward), costs))
+        found.append(_Traced(_total([counting.flops(forward), counting.flops(backward)]), costs))
 
     tf.function(microbatch, autograph=False).get_concrete_function(spec)
     return found[0]
@@ -303,6 +307,12 @@ def _shapes(spec: Any) -> str:
 
 def _numbers(variable: Any) -> int:
     return int(tf.TensorShape(variable.shape).num_elements() or 0)
+
+
+def _total(numbers: Sequence[int | None], sign: int = 1) -> int | None:
+    """The first and `sign` times the others; None where one is not known, or there is none."""
+    known = [number for number in numbers if number is not None]
+    return known[0] + sign * sum(known[1:]) if known and len(known) == len(numbers) else None
 
 
 def _short(number: int | None) -> str:

@@ -67,17 +67,20 @@ class RootMeanSquareRule(Rule):
     """
 
     def refuse(self, layer: Any) -> str | None:
+        if getattr(layer, "data_format", None) == "channels_first":
+            return "it normalises over channels that are not the last axis."
         axes = _normalised_axes(layer)
         return None if len(axes) == 1 else f"it normalises over axes {axes}, not over the last one alone."
 
     def uses(self, layer: Any, inputs: Any, options: dict[str, Any], gradient: Any, units: int) -> UsesOf:
         _check_last_axis(layer, inputs)
         x, gradient = tf.cast(inputs, tf.float32), tf.cast(gradient, tf.float32)
-        epsilon = getattr(layer, "epsilon", 1e-6)  # keras_hub.layers.RMSNormalization has it as a constant
+        names = [name for name in ("epsilon", "eps") if hasattr(layer, name)]
+        epsilon = getattr(layer, names[0]) if names else 1e-6  # a constant in keras_hub.layers.RMSNormalization
         with _as_in_the_forward_pass():
             inverse = tf.math.rsqrt(tf.reduce_mean(tf.square(x), -1, keepdims=True) + epsilon)
         normalised = x * inverse
-        scale = layer.weight if hasattr(layer, "weight") else layer.scale  # T5 calls it weight
+        scale = next(getattr(layer, name) for name in ("scale", "weight", "gamma") if hasattr(layer, name))
         return [(scale, uses.direct(normalised * gradient, scale.shape, units))]
 
 
