@@ -119,6 +119,12 @@ def losses_of_one_device() -> Iterator[None]:
             module.scale_loss_for_distribution = before
 
 
+class InItsOwnWords:
+    """Of an error raised within a layer's call: Keras raises it as it is, not anew with the call's arguments."""
+
+    _keras_call_info_injected = True
+
+
 def is_recomputed(layer: Any) -> bool:
     """Whether the layer was made under `keras.RematScope`: its call then runs again in the backward pass."""
     return layer._remat_mode is not None

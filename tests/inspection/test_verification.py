@@ -152,6 +152,28 @@ def test_what_cannot_be_measured_is_a_finding():
     assert tfdp.verify(_network(*up), _records(), hybrid=True).ok
 
 
+def test_a_finding_of_a_call_is_told_in_its_own_words():
+    """And not in those that Keras puts around an error within a call, with its arguments and escape sequences."""
+
+    class Positions(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.table, self.dense = keras.layers.Embedding(FEATURES, 2, name="positions"), keras.layers.Dense(2)
+
+        def call(self, x):
+            return self.dense(x[..., None]) + self.table(keras.ops.arange(FEATURES)[None])
+
+    model = Positions()
+    x, _ = _records()
+    model(x)
+    model.compile("sgd", "mse")
+    data = x, np.zeros((UNITS, FEATURES, 2), "float32")
+    (finding,) = tfdp.verify(model, data).findings
+    assert finding.message.startswith("Expected the input of layer 'positions' (Embedding) to keep the batch")
+    assert finding.message.endswith("(layer.trainable = False).")
+    assert tfdp.verify(model, data, hybrid=True).ok
+
+
 @pytest.mark.parametrize("failing", [False, True])
 def test_the_model_is_as_it_was(monkeypatch, failing):
     model = _gpt2(0.3)

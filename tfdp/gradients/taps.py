@@ -259,8 +259,8 @@ class _Tap:
         return _CallRefusedError(message, self.layer)
 
 
-class _CallRefusedError(UnsupportedLayerError):
-    def __init__(self, message: str, layer: Any = None):  # Keras makes the error anew from its message
+class _CallRefusedError(keras_private.InItsOwnWords, UnsupportedLayerError):
+    def __init__(self, message: str, layer: Any):
         super().__init__(message)
         self.layer = layer
 
