@@ -641,7 +641,7 @@ class TestLaw7:
             (lambda: Centred(only_training=True), UnsupportedLayerError, "output for one unit changes with another"),
             (Remembering, UnsupportedLayerError, "moving average"),
             (Shaking, UnsupportedLayerError, "SeedGenerator"),
-            (Penalising, LossNotPerUnitError, "add_loss.* in penalising"),
+            (Penalising, UnsupportedLayerError, r"PS045.*penalising \(.*add_loss"),
             (lambda: keras.layers.Activation("relu", activity_regularizer="l2"), UnsupportedLayerError, "PS045"),
             (Scaling, UnsupportedLayerError, r"PS044.*scaling"),
             (Broadcasting, UnsupportedLayerError, "keep the batch as its leading axis"),

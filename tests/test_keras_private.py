@@ -139,6 +139,28 @@ def test_own_losses():
     assert len(keras_private.own_losses(active)) == 1
 
 
+def test_added_losses_are_seen_in_a_traced_call():
+    class Adding(keras.layers.Layer):
+        def call(self, x):
+            self.add_loss(keras.ops.sum(x))
+            return x
+
+    class Later(Adding):
+        pass
+
+    later, dropout = Later(), keras.layers.Dropout(0.5)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, activity_regularizer="l2"), dropout, later])
+    mentions = [keras_private.mentions_add_loss(each) for each in keras_private.flatten_layers(model)]
+    assert mentions == [each is later for each in keras_private.flatten_layers(model)]
+    before = [v.numpy() for v in model.variables]  # with the state of the dropout
+    assert keras_private.adding_losses(model, model.layers) == [model.layers[0], later]
+    assert model.losses == []
+    for one, other in zip(model.variables, before, strict=True):
+        np.testing.assert_array_equal(one.numpy(), other)
+    assert keras_private.input_specs(model).shape.as_list() == [None, 2]
+    assert keras_private.input_specs(keras.Model()) is None
+
+
 def test_computes_loss_itself():
     class OwnLoss(keras.Model):
         def compute_loss(self, *args, **kwargs):

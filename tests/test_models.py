@@ -53,6 +53,44 @@ def test_findings_both_ways(layers, shape, found):
     assert _ids(_sequential(*layers, shape=shape)) == found
 
 
+class _Adding(keras.layers.Layer):
+    def __init__(self, when):
+        super().__init__(name="adding")
+        self.when = when
+
+    def call(self, x, training=None):
+        if self.when == "always" or (self.when == "in training" and training):
+            self.add_loss(keras.ops.mean(x))
+        return x
+
+
+@pytest.mark.parametrize("kind", ["sequential", "nested", "functional", "subclass"])
+@pytest.mark.parametrize(("when", "found"), [("always", ["PS045"]), ("in training", ["PS045"]), ("never", [])])
+def test_add_loss_before_any_step(kind, when, found):
+    """Told by tracing a call, so it is what training would do; a class that keeps its inputs to itself was called."""
+    dense, adding = keras.layers.Dense(2), _Adding(when)
+    if kind == "sequential":
+        model = _sequential(dense, adding)
+    elif kind == "nested":
+        model = _sequential(keras.Sequential([dense, adding]))
+    elif kind == "functional":
+        inputs = {name: keras.Input((4,), name=name) for name in "ab"}
+        model = keras.Model(inputs, adding(dense(inputs["a"] + inputs["b"])))
+    else:
+
+        class Own(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.dense, self.adding = dense, adding
+
+            def call(self, x, training=None):
+                return self.adding(self.dense(x), training=training)
+
+        model = Own()
+        model(np.ones((2, 4)), training=True)
+    assert [(each.id, each.where) for each in check_model(model)] == [(id, "adding (_Adding)") for id in found]
+
+
 def test_memory_between_batches():
     assert "PS043" in _ids(keras.Sequential([keras.Input((4, 3), batch_size=2), keras.layers.LSTM(2, stateful=True)]))
     assert "PS043" not in _ids(_sequential(keras.layers.LSTM(2), shape=(4, 3)))

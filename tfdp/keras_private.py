@@ -86,6 +86,43 @@ def own_losses(layer: Any) -> list[Any]:
     return list(layer._get_own_losses())
 
 
+def mentions_add_loss(layer: Any) -> bool:
+    """Whether a method that the layer does not have from Keras's own base classes speaks of `add_loss`."""
+    import keras
+
+    inherited = {*keras.Model.__mro__, keras.Sequential}
+    functions = [each for one in type(layer).__mro__ if one not in inherited for each in vars(one).values()]
+    return any("add_loss" in each.__code__.co_names for each in functions if inspect.isfunction(each))
+
+
+def input_specs(model: Any) -> Any:
+    """What a functional or sequential model takes, as nested `tf.TensorSpec`; None where a class keeps it to itself."""
+    import tensorflow as tf
+
+    functional = getattr(model, "_functional", model)  # inside of a sequential model
+    structure = getattr(functional, "_inputs_struct", None)
+    if structure is None:
+        return None
+    return tf.nest.map_structure(lambda each: tf.TensorSpec(each.shape, each.dtype), structure)
+
+
+def adding_losses(model: Any, layers: list[Any]) -> list[Any]:
+    """Those of the layers that call `add_loss` in training, by a call that is traced and never run."""
+    import keras
+    import tensorflow as tf
+
+    adding: list[Any] = []
+
+    @tf.function(autograph=False)
+    def call(inputs: Any) -> None:
+        with keras.StatelessScope(collect_losses=True):
+            model(inputs, training=True)
+            adding.extend(layer for layer in layers if own_losses(layer))
+
+    call.get_concrete_function(input_specs(model))
+    return adding
+
+
 def computes_loss_itself(model: Any) -> bool:
     """Whether the model's class overrides `compute_loss` or `train_step` of Keras, or the model itself `compute_loss`.
 

@@ -68,7 +68,7 @@ def check_model(model: Any, *, method: str = "bookkeeping", hybrid: bool = False
     found += _check_precision(model.name, layers) + _check_adapters(model, layers) + _check_shared(layers)
     for layer in layers:
         found += _check_layer(layer, trainable, method, hybrid)
-    return found
+    return found + _check_added_losses(model, layers)
 
 
 def check_backend() -> list[Finding]:
@@ -141,6 +141,20 @@ def _check_shared(layers: list[Any]) -> list[Finding]:
             fix = f"Set trainable to the same on both, or give '{trained[0]}' a weight of its own."
             found.append(_error("PS046", variable.path, message, fix))
     return found
+
+
+def _check_added_losses(model: Any, layers: list[Any]) -> list[Finding]:
+    """`add_loss`: by tracing a call where some layer's code speaks of it, or else as the last call left it."""
+    told = [each for each in layers if each.activity_regularizer is None and rules.mixes_units(each) is None]
+    if keras_private.input_specs(model) is None:
+        adding = [layer for layer in told if keras_private.own_losses(layer)]
+    elif any(map(keras_private.mentions_add_loss, told)):
+        adding = keras_private.adding_losses(model, told)
+    else:
+        adding = []
+    message = "Expected a loss taken per unit. Received: a layer that calls add_loss, which is taken over the batch."
+    fix = "Move it into the compiled loss."
+    return [_error("PS045", f"{layer.name} ({type(layer).__name__})", message, fix) for layer in adding]
 
 
 def _check_layer(layer: Any, trainable: set[int], method: str, hybrid: bool) -> list[Finding]:
