@@ -51,6 +51,12 @@ def run(script: str, *arguments: str) -> Any:
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
+def told(table: list[str]) -> list[str]:
+    """Prints a table as soon as it is there: a later part may fail."""
+    print("\n".join(table), flush=True)
+    return table
+
+
 def verdict(reached: bool) -> str:
     return "reached" if reached else "**missed**"
 
@@ -121,13 +127,14 @@ def main() -> None:
     parser.add_argument("--mails", type=int, default=500_000, help="of the deduplication")
     parser.add_argument("--out", type=Path, default=HERE / "results.md")
     arguments = parser.parse_args()
-    steps, memory = step_table(arguments.rounds), memory_table(arguments.processes)
-    comparisons = comparison_table(arguments.rounds)
-    traces = run("step.py", "--traces")
-    ledger = run("ledger.py", "--folder", str(HERE))
     sampler = subprocess.run(
         [sys.executable, str(HERE / "sampler.py")], check=True, stdout=subprocess.PIPE, text=True
     ).stdout.strip()
+    traces = run("step.py", "--traces")
+    ledger = run("ledger.py", "--folder", str(HERE))
+    steps = told(step_table(arguments.rounds))
+    memory = told(memory_table(arguments.processes))
+    comparisons = told(comparison_table(arguments.rounds))
     repeated = subprocess.run(
         [sys.executable, str(HERE / "dedup.py"), "--records", str(arguments.mails)],
         check=True,

@@ -15,12 +15,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tfdp.sampling.poisson import PoissonSampler, operating_system_words
+from tfdp.entropy import system_words
+from tfdp.sampling.poisson import PoissonSampler
 
 
 def coin_per_unit(num_units: int, probability: float) -> np.ndarray:
     """The slow obvious way: 64 random bits for every unit."""
-    return np.flatnonzero(operating_system_words(num_units) < np.uint64(probability * 2.0**64))
+    return np.flatnonzero(system_words(num_units) < np.uint64(probability * 2.0**64))
 
 
 def measure(draw: Callable[[], np.ndarray], repeats: int) -> tuple[float, float, float]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import importlib.util
 import pathlib
 
 import pytest
@@ -68,6 +70,7 @@ _HEAVY = {"tensorflow", "keras", "keras_hub", "keras_nlp", "tensorflow_privacy",
 _MAY_IMPORT_TENSORFLOW = {"sampling": {"batches.py"}, "datasets": {"builders.py"}}
 
 _FILES = sorted(_PACKAGE.rglob("*.py"))
+_BESIDE = sorted(path for room in ("benchmarks", "examples") for path in (_PACKAGE.parent / room).rglob("*.py"))
 
 
 def _room(path: pathlib.Path) -> str:
@@ -152,6 +155,15 @@ def test_tensorflow_stays_out_of_the_rooms_that_do_without(path):
     else:
         return
     assert {name for name in names if name.split(".")[0] in _HEAVY} == set()
+
+
+@pytest.mark.parametrize("path", _BESIDE, ids=lambda path: str(path.relative_to(_PACKAGE.parent)))
+def test_what_no_test_runs_imports_what_there_is(path):
+    """Benchmarks are run by hand, and seldom."""
+    names = _imports(ast.parse(path.read_bytes()), "")
+    for name in sorted(name for name in names if name.startswith("tfdp.")):
+        module, _, attribute = name.rpartition(".")
+        assert hasattr(importlib.import_module(module), attribute) or importlib.util.find_spec(name), name
 
 
 def _importers(library: str) -> list[str]:
