@@ -93,6 +93,16 @@ class Gradients(Section):
     gradients_of_others: Annotated[float, Field(ge=0)] | None
     findings: tuple[Finding, ...] = ()
 
+    @property
+    def deviations(self) -> dict[str, float | None]:
+        """By what is compared."""
+        return {
+            "norms of units": self.norms,
+            "clipped sum": self.sums,
+            "losses of the others, one unit replaced": self.losses_of_others,
+            "gradients of the others, one unit replaced": self.gradients_of_others,
+        }
+
 
 class Skipped(Section):
     """A part of the audit that was not done, and why."""

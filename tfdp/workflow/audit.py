@@ -195,18 +195,9 @@ class _Work:
         trained.compile(optimizer="sgd", loss=token_loss())
         found = verify(trained, arrays, units=_VERIFIED)
         self.watch.tick(1)
-        deviations = {
-            name: value if value is not None and np.isfinite(value) else None
-            for name in ("norms", "sums", "losses_of_others", "gradients_of_others")
-            for value in (getattr(found, name),)
-        }
-        return Gradients(
-            units=found.units,
-            reference=found.reference,
-            allowed=found.allowed,
-            findings=found.findings,
-            **deviations,
-        )
+        # The fields are the same; JSON holds no infinity.
+        values: dict[str, Any] = {name: value if value != np.inf else None for name, value in vars(found).items()}
+        return Gradients(**values)
 
     def canaries(self, canaries: Canaries) -> tuple[list[Attack], list[Exposure]]:
         """The coins guessed, and the secrets ranked."""

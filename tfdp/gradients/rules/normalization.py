@@ -75,8 +75,8 @@ class RootMeanSquareRule(Rule):
     def uses(self, layer: Any, inputs: Any, options: dict[str, Any], gradient: Any, units: int) -> UsesOf:
         _check_last_axis(layer, inputs)
         x, gradient = tf.cast(inputs, tf.float32), tf.cast(gradient, tf.float32)
-        names = [name for name in ("epsilon", "eps") if hasattr(layer, name)]
-        epsilon = getattr(layer, names[0]) if names else 1e-6  # a constant in keras_hub.layers.RMSNormalization
+        # A constant in keras_hub.layers.RMSNormalization.
+        epsilon = getattr(layer, "epsilon", getattr(layer, "eps", 1e-6))
         with _as_in_the_forward_pass():
             inverse = tf.math.rsqrt(tf.reduce_mean(tf.square(x), -1, keepdims=True) + epsilon)
         normalised = x * inverse
